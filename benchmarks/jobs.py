@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import penstock as ps
 from penstock.spark.handle import JobHandle
 
-Count = Callable[[ps.Stream], ps.Stream]
+Count = Callable[[ps.types.Stream], ps.types.Stream]
 RESULT = "user long, n long"
 AT_ONCE = 4
 """So many checkpoints may be under way, so that a slow one does not spare the next batch its own."""
@@ -68,7 +68,7 @@ class SparkPandasCount(SparkCount):
         yield pd.DataFrame({"user": [key[0]], "n": [now]})
 
 
-def by_process(stream: ps.Stream) -> ps.Stream:
+def by_process(stream: ps.types.Stream) -> ps.types.Stream:
     """Own Python code per key."""
     return stream.key_by("user").process(PenstockCount(), schema=RESULT, uid="count")
 
@@ -84,12 +84,12 @@ class PenstockBatchCount(ps.BatchProcess):
         return {"user": keys["user"], "n": now}
 
 
-def by_process_batch(stream: ps.Stream) -> ps.Stream:
+def by_process_batch(stream: ps.types.Stream) -> ps.types.Stream:
     """Own Python code for all keys at once."""
     return stream.key_by("user").process(PenstockBatchCount(), schema=RESULT, uid="count")
 
 
-def by_aggregate(stream: ps.Stream) -> ps.Stream:
+def by_aggregate(stream: ps.types.Stream) -> ps.types.Stream:
     """An SQL aggregate."""
     return stream.key_by("user").aggregate(n=F.count("*"), uid="count")
 

@@ -46,7 +46,7 @@ class SparkMapCount(StatefulProcessor):
         """Nothing is open."""
 
 
-def by_map(stream: ps.Stream) -> ps.Stream:
+def by_map(stream: ps.types.Stream) -> ps.types.Stream:
     """Own Python code with a map per key."""
     return stream.key_by("user").process(PenstockMapCount(), schema=RESULT, uid="count")
 
@@ -86,11 +86,11 @@ class LargeList(ps.KeyedProcess):
         yield key, len(rows)
 
 
-def by_large_map(stream: ps.Stream) -> ps.Stream:
+def by_large_map(stream: ps.types.Stream) -> ps.types.Stream:
     """One map a user."""
     return stream.key_by("user").process(LargeMap(), schema="user long, n long", uid="count")
 
 
-def by_large_list(stream: ps.Stream) -> ps.Stream:
+def by_large_list(stream: ps.types.Stream) -> ps.types.Stream:
     """One list a user."""
     return stream.key_by("user").process(LargeList(), schema="user long, n long", uid="count")

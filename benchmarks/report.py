@@ -17,7 +17,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "latest.json"
-README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance-figures.md"
 IN_README = {
     "process_vs_transform_with_state": "Own Python per key: times faster than PySpark's `transformWithState`",
     "aggregate_vs_spark_native_large": "Counts over 5,000,000 keys of state: times faster than Spark's own `groupBy().count()` on RocksDB",
@@ -67,7 +67,7 @@ def _few(results: Mapping[str, Any]) -> str:
     )
     return (
         f"{_machine(results)}\n\n| what is compared | goal | ratio |\n|---|---|---|\n{''.join(rows)}\n"
-        f"{_of_all(figures)} [docs/performance.md](docs/performance.md) has them all.\n"
+        f"{_of_all(figures)} [The figures](docs/performance-figures.md) lists them all.\n"
     )
 
 

@@ -22,7 +22,7 @@ class MortalCount(ps.KeyedProcess):
         yield key, self.count.value
 
 
-def by_mortal_process(stream: ps.Stream) -> ps.Stream:
+def by_mortal_process(stream: ps.types.Stream) -> ps.types.Stream:
     """Own Python code per key, with state that expires."""
     return stream.key_by("user").process(MortalCount(), schema=jobs.RESULT, uid="count")
 

@@ -63,7 +63,7 @@ class EndlessQuery(jobs.SparkQuery):
         return any(rows) and rows[-1] == 0
 
 
-def by_timer(stream: ps.Stream) -> ps.Stream:
+def by_timer(stream: ps.types.Stream) -> ps.types.Stream:
     """Own Python code with a timer per key."""
     return stream.key_by("user").process(PenstockReminder(), schema=jobs.RESULT, uid="count")
 

@@ -22,9 +22,9 @@ WARM_UP = 2 * BATCHES_A_WINDOW
 DELAY = "10 seconds"
 
 
-def by_window(stream: ps.Stream) -> ps.Stream:
+def by_window(stream: ps.types.Stream) -> ps.types.Stream:
     """With Penstock."""
-    return stream.key_by("user").window(ps.tumbling("1min")).aggregate(n=F.count("*"), uid="count")
+    return stream.key_by("user").window(ps.windows.tumbling("1min")).aggregate(n=F.count("*"), uid="count")
 
 
 def spark_window(frame: DataFrame) -> DataFrame:

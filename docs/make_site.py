@@ -1,7 +1,7 @@
-"""The docs site: lay the pages out for Zensical, and check what it has built. `make docs-site` calls both; needs nothing installed.
+"""The docs site: lay the pages out for Zensical, and check what it has built. `make docs-site` calls both.
 
 On GitHub the README and its neighbours lie above `docs/`; a site has one folder of pages. So the pages are copied, the README becomes
-the first one, each example becomes a page with its code, and links follow.
+the first one, each example becomes a page with its code, and links follow. The API reference is generated into `reference/`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import make_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / ".site" / "pages"
@@ -44,6 +46,7 @@ def lay_out(root: Path, pages: Path) -> None:
         else:
             text = _followed(text, source, places)
         target.write_text(text, encoding="utf-8")
+    make_reference.write(root / "src", pages / "reference")
 
 
 def _places(root: Path) -> dict[Path, Path]:

@@ -18,7 +18,7 @@ class Sums(ps.KeyedProcess):
 
     total = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, int]]:  # noqa: ARG002
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Iterator[tuple[str, int]]:  # noqa: ARG002
         """Handle the payments of one account in one batch."""
         for payment in rows:
             self.total.value += int(payment.cents)

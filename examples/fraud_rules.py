@@ -20,12 +20,12 @@ class Fraud(ps.KeyedProcess):
     total = ps.ValueState("long", default=0)
     rules = ps.BroadcastState("string", "long")
 
-    def process_broadcast(self, rows: Any, ctx: ps.Context) -> None:  # noqa: ARG002
+    def process_broadcast(self, rows: Any, ctx: ps.types.Context) -> None:  # noqa: ARG002
         """Learn what changes in the rules; called in every subtask, before the payments of the same batch."""
         for rule in rows:
             self.rules[rule.name] = rule.limit
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, str, int]]:  # noqa: ARG002
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Iterator[tuple[str, str, int]]:  # noqa: ARG002
         """Handle the payments of one card in one batch."""
         for payment in rows:
             self.total.value += payment.amount

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 import penstock as ps
+from penstock.types import Context, Rows, Timer
 
 PATIENCE = timedelta(minutes=30)
 
@@ -19,7 +20,7 @@ class MissingPayments(ps.KeyedProcess):
 
     ordered = ps.ValueState("timestamp")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:  # noqa: ARG002
+    def process(self, key: str, rows: Rows, ctx: Context) -> None:  # noqa: ARG002
         """Look at the events of one order in one batch, the earliest first (see `order_by`)."""
         for event in rows:
             if event.what == "ordered":
@@ -29,7 +30,7 @@ class MissingPayments(ps.KeyedProcess):
                 ctx.delete_timer(self.ordered.value + PATIENCE)
                 self.ordered.clear()
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, datetime]]:  # noqa: ARG002
+    def on_timer(self, key: str, timer: Timer, ctx: Context) -> Iterator[tuple[str, datetime]]:  # noqa: ARG002
         """Time has come to the moment for which the timer was set, and nobody has deleted it."""
         yield key, timer.at
         self.ordered.clear()

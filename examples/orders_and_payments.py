@@ -21,11 +21,11 @@ class Owed(ps.KeyedCoProcess):
 
     cents = ps.ValueState("long", default=0)
 
-    def process_left(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:  # noqa: ARG002
+    def process_left(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:  # noqa: ARG002
         """Called with the orders of a customer."""
         self.cents.value += sum(rows.column("price"))
 
-    def process_right(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Any:  # noqa: ARG002
+    def process_right(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Any:  # noqa: ARG002
         """Called with the payments of a customer, after the orders of the same batch."""
         self.cents.value -= sum(rows.column("paid"))
         yield key, self.cents.value

@@ -61,7 +61,9 @@ class JsonFolder(TwoPhaseCommitSink):
             try:
                 self._staged(transaction).rename(self._visible(transaction))
             except FileNotFoundError as error:
-                raise ps.CommitLostError(f"{transaction['name']} is neither staged nor committed") from error
+                raise ps.errors.CommitLostError(
+                    f"{transaction['name']} is neither staged nor committed"
+                ) from error
         _sync(self.folder)
 
     def abort(self, transaction: Transaction) -> None:

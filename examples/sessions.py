@@ -44,7 +44,7 @@ def job(spark: SparkSession) -> ps.Job:
     )
     sessions = (
         views.key_by("user")
-        .window(ps.session("30min"))
+        .window(ps.windows.session("30min"))
         .aggregate(views=F.count("*"), last=F.max("at"), uid="sessions")
     )
     sessions.write_to(ps.sinks.Files("sessions/out", format="parquet"), uid="sessions-out")

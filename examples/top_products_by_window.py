@@ -44,7 +44,7 @@ def job(spark: SparkSession) -> ps.Job:
     )
     sold = (
         sales.key_by("product")
-        .window(ps.tumbling("1h"), lateness="10min")
+        .window(ps.windows.tumbling("1h"), lateness="10min")
         .aggregate(sold=F.sum("amount"), uid="sold")
     )
     best = sold.key_by("window_start").top(2, by="sold desc", of="product", uid="best")

@@ -25,7 +25,9 @@ class Spending(ps.BatchProcess):
     orders = ps.ValueState("long", default=0)
     spent = ps.ValueState("double", default=0.0)
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         """`keys` has a row per customer, `batch` a row per order; state has one value per customer, in the order of `keys`."""
         orders = batch.to_polars().with_columns(key=pl.Series(batch.key_index))
         sums = orders.group_by("key").agg(pl.len().alias("orders"), pl.col("amount").sum()).sort("key")

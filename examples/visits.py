@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 import penstock as ps
+from penstock.types import Context, Rows
 
 LONGEST_PAUSE = timedelta(minutes=30)
 
@@ -20,7 +21,7 @@ class Visits(ps.KeyedProcess):
     visits = ps.ValueState("long", default=0)
     last_seen = ps.ValueState("timestamp")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, int, datetime]]:  # noqa: ARG002
+    def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[str, int, datetime]]:  # noqa: ARG002
         """Look at the views of one user in one batch, the earliest first (see `order_by`)."""
         for view in rows:
             last_seen = self.last_seen.value

@@ -92,6 +92,16 @@ def _parse(setting: str, value: object) -> float:
     return float(match[1]) * _UNITS_S[unit]
 
 
+LONGEST_S = 1000 * 365 * 24 * 3600
+
+
+def duration_us(setting: str, given: Duration, length_s: float) -> int:
+    """A length in microseconds; `given` is what the user wrote."""
+    if abs(length_s) > LONGEST_S:
+        raise ConfigError(f"{setting}={given!r} is longer than 1,000 years", **{setting: given})
+    return round(length_s * 1_000_000)
+
+
 def whole_number(setting: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
     """Return `value` if it is an int within the bounds, or refuse it by name."""
     too_large = isinstance(value, int) and maximum is not None and value > maximum

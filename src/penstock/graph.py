@@ -5,32 +5,36 @@ DataFrames and Columns are only passed through here: the spark package looks int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
+from penstock.operators.base import (
+    LEFT,
+    Broadcast,
+    Node,
+    Operator,
+    SecondInput,
+)
 from penstock.operators.batch_process import BatchProcess
-from penstock.operators.join_spec import LEFT, How
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.row_order import Order
+from penstock.operators.side_outputs import SideOutput, declared_sides
 from penstock.operators.states import lives_by_event_time as has_event_lifetimes
-from penstock.operators.time_to_live import TimeToLive
-from penstock.operators.timers import EVENT_TIME
-from penstock.operators.window_kinds import CountWindows, TimeWindows, Windows
-from penstock.operators.window_process import WindowProcess
+from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.wording import with_article
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class EventTime:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Source(Node):
     """A streaming DataFrame. `replayable` overrides what Penstock finds out by itself."""
 
     uid: str
@@ -62,63 +66,112 @@ class Source:
     replayable: bool | None
     event_time: EventTime | None = None
 
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """A source has no inputs: rows begin here."""
+        return ()
+
+    def row_time(self) -> TimeColumn | None:
+        """The column that the user named."""
+        return None if self.event_time is None else TimeColumn(self.event_time.column)
+
+    def time_limits(self) -> Limits | None:
+        """What the user said about absurd times."""
+        time = self.event_time
+        return None if time is None else Limits(time.ahead_us, time.refuses_absurd)
+
+    @property
+    def are_results(self) -> bool:
+        """No operator has made them."""
+        return False
+
 
 @dataclass(frozen=True, eq=False)
-class Transform:
+class Transform(Node):
     """Any function from DataFrame to DataFrame; it must not keep state of its own."""
 
     upstream: Node
     function: Callable[[DataFrame], DataFrame]
 
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The stream that it transforms."""
+        return (self.upstream,)
+
+    def row_time(self) -> TimeColumn | None:
+        """The time of the stream, whose column is expected to stay; `spark/event_times.py` checks that."""
+        return self.upstream.row_time()
+
+    def time_limits(self) -> Limits | None:
+        """The limits are those of the stream."""
+        return self.upstream.time_limits()
+
+    @property
+    def are_results(self) -> bool:
+        """As those of the stream are."""
+        return self.upstream.are_results
+
 
 @dataclass(frozen=True, eq=False)
-class Union:
+class Union(Node):
     """Two streams with the same columns, read as one."""
 
     left: Node
     right: Node
 
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The rows of both streams come into it."""
+        return (self.left, self.right)
+
+    def row_time(self) -> TimeColumn | None:
+        """The column of both. Raises `ConfigError` where they have different ones."""
+        left, right = self.left.row_time(), self.right.row_time()
+        if left is None or right is None:
+            return left or right
+        if (left.column, left.earlier_us) == (right.column, right.earlier_us):
+            return left if left.of_results else right
+        raise ConfigError(
+            f"union: one stream has its event time in {left.column!r}, the other in {right.column!r}; say which column counts where it is "
+            "used, such as window(..., event_time='at'), or give both the same name before the union",
+            left=left.column,
+            right=right.column,
+        )
+
+    def time_limits(self) -> Limits | None:
+        """The widest of both: after a union nobody knows the source of a row. So rows are refused only where all sources refuse them.
+
+        Each source also checks its own rows as it reads them (`spark/newest_times.py`).
+        """
+        return widest([one for one in (self.left.time_limits(), self.right.time_limits()) if one is not None])
+
+    @property
+    def are_results(self) -> bool:
+        """Some of them are, if those of one stream are."""
+        return self.left.are_results or self.right.are_results
+
+    @property
+    def parts(self) -> list[Node]:
+        """The streams that meet in it and in the unions directly before it."""
+        return [part for one in self.inputs for part in (one.parts if isinstance(one, Union) else [one])]
+
+
+def streams_that_meet(node: Node) -> list[tuple[Node, Limits]]:
+    """Those of a union, however many, if they believe times up to different moments; otherwise the stream itself, alone."""
+    whole = node.time_limits() or ANY_TIME
+    every = node.parts if isinstance(node, Union) else [node]
+    parts = [(part, part.time_limits() or whole) for part in every]
+    return parts if any(own.ahead_us != whole.ahead_us for _, own in parts) else [(node, whole)]
+
+
+OwnCode = KeyedProcess | BatchProcess | UnkeyedProcess
+
 
 @dataclass(frozen=True, eq=False)
-class Aggregate:
-    """SQL aggregates per key over everything so far."""
-
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    columns: dict[str, Column]
-    ttl: TimeToLive | None = None
-
-
-Operator = KeyedProcess | BatchProcess | UnkeyedProcess
-
-
-@dataclass(frozen=True, eq=False)
-class Broadcast:
-    """A stream of which every subtask of an operator sees all rows."""
-
-    upstream: Node
-    order_by: tuple[Order, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class SecondInput:
-    """The right one of the two streams of an operator. Its key has the types of the left one's, and may have other names."""
-
-    upstream: Node
-    keys: tuple[str, ...]
-    event_time: str | None = None
-    order_by: tuple[Order, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Process:
+class Process(Operator):
     """The user's own Python code: per key, in columns, or without a key (`keys` is empty then)."""
 
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    operator: Operator
+    operator: OwnCode
     schema: str
     output: pa.Schema
     order_by: tuple[Order, ...]
@@ -126,77 +179,35 @@ class Process:
     right: SecondInput | None = None
     """The other stream of a `KeyedCoProcess`."""
 
+    has_side_outputs: ClassVar[bool] = True
 
-@dataclass(frozen=True, eq=False)
-class Top:
-    """The first `n` rows of each key in an order; with `of` each value of these columns counts once, with its newest row."""
+    def describe(self) -> str:
+        """The class of the user's."""
+        return type(self.operator).__name__
 
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    n: int
-    by: tuple[Order, ...]
-    of: tuple[str, ...]
-    newest: tuple[Order, ...]
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The broadcast stream is one of its inputs."""
+        return (*super().inputs, *(() if self.broadcast is None else (self.broadcast.upstream,)))
 
+    @property
+    def second_input(self) -> SecondInput | None:
+        """The right stream of a `KeyedCoProcess`."""
+        return self.right
 
-@dataclass(frozen=True, eq=False)
-class Window:
-    """SQL aggregates, or the user's own code, over windows of each key. One of `columns` and `operator` is there."""
+    @property
+    def lives_by_event_time(self) -> bool:
+        """Whether a state of the class says so."""
+        return has_event_lifetimes(self.operator)
 
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    windows: Windows
-    lateness_us: int = 0
-    early_us: int | None = None
-    event_time: str | None = None
-    """The column that the user named; None for that of the stream."""
-    columns: dict[str, Column] = field(default_factory=dict)
-    operator: WindowProcess | None = None
-    output: pa.Schema | None = None
-    """The columns of its results, where there is own code."""
-    order_by: tuple[Order, ...] = ()
+    @property
+    def own_code(self) -> object | None:
+        """The object of the user's."""
+        return self.operator
 
-
-@dataclass(frozen=True, eq=False)
-class Dedupe:
-    """The first row of each value of the key; none that comes so near to it in event time."""
-
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    within_us: int
-    event_time: str | None = None
-    """The column that the user named; None for that of the stream."""
-
-
-@dataclass(frozen=True, eq=False)
-class Join:
-    """Rows of two streams with the same key, side by side: within bounds of time, in the same window, or whatever their time."""
-
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    right: SecondInput
-    how: How
-    within_us: tuple[int, int] | None = None
-    windows: TimeWindows | None = None
-    event_time: str | None = None
-    at: str | None = None
-    """The name of a column to add, with the time of each result."""
-
-
-@dataclass(frozen=True, eq=False)
-class Lookup:
-    """Rows of a stream with the latest row of their key in another one beside them."""
-
-    uid: str
-    upstream: Node
-    keys: tuple[str, ...]
-    right: SecondInput
-    inner: bool
-    ttl: TimeToLive | None = None
+    def side_outputs(self) -> Mapping[str, SideOutput]:
+        """Those that the class declares."""
+        return declared_sides(self.operator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,72 +218,95 @@ class Output:
     upstream: Node
     sink: TwoPhaseCommitSink
 
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The stream that ends in the sink."""
+        return (self.upstream,)
+
 
 @dataclass(frozen=True, eq=False)
-class BadRecords:
+class BadRecords(Node):
     """The rows that an operator or a sink could not take."""
 
-    of: Keyed | Output
+    of: Operator | Output
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The operator, or the stream that ends in the sink."""
+        return (self.of.upstream,) if isinstance(self.of, Output) else (self.of,)
+
+    def row_time(self) -> TimeColumn | None:
+        """Dead letters have no event time."""
+        return None
+
+    def time_limits(self) -> Limits | None:
+        """There is no time to judge."""
+        return ANY_TIME
+
+    @property
+    def are_results(self) -> bool:
+        """They are rows that gave none."""
+        return False
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class Side(Node):
     """What an operator gives to one of its side outputs."""
 
-    of: Process
+    of: Operator
     name: str
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The operator that gives them."""
+        return (self.of,)
+
+    def row_time(self) -> TimeColumn | None:
+        """As the results have it."""
+        found = self.of.row_time()
+        return None if found is None else replace(found, of_results=True)
+
+    def time_limits(self) -> Limits | None:
+        """Times of results are believed."""
+        return ANY_TIME
+
+    @property
+    def are_results(self) -> bool:
+        """An operator has made them."""
+        return True
 
 
 @dataclass(frozen=True, eq=False)
-class Late:
+class Late(Node):
     """The rows that came too late for an operator, as they came."""
 
-    of: Keyed
+    of: Operator
     input: str = LEFT
     """Of which of its inputs, where it has two."""
 
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The operator that gives them."""
+        return (self.of,)
 
-Keyed = Aggregate | Process | Top | Window | Dedupe | Join | Lookup
-Node = Source | Transform | Union | Keyed | BadRecords | Side | Late
+    @property
+    def stream(self) -> Node:
+        """The stream whose rows these are."""
+        second = self.of.second_input
+        return self.of.upstream if second is None or self.input == LEFT else second.upstream
 
+    def row_time(self) -> TimeColumn | None:
+        """The time is that of the stream."""
+        return self.stream.row_time()
 
-def inputs_of(part: Keyed | Output) -> tuple[Node, ...]:
-    """All from which its rows come: the stream, and the broadcast side or the second input where there is one."""
-    beside = [second_input(part), part.broadcast if isinstance(part, Process) else None]
-    return (part.upstream, *(one.upstream for one in beside if one is not None))
+    def time_limits(self) -> Limits | None:
+        """The limits are those of the stream."""
+        return self.stream.time_limits()
 
-
-def second_input(part: Keyed | Output) -> SecondInput | None:
-    """The right stream of an operator that has two."""
-    return part.right if isinstance(part, Process | Join | Lookup) else None
-
-
-def late_from(late: Late) -> Node:
-    """The stream whose rows these are."""
-    right = second_input(late.of)
-    return late.of.upstream if right is None or late.input == LEFT else right.upstream
-
-
-def judges_by_time(node: Keyed) -> bool:
-    """Whether rows come late for an operator."""
-    match node:
-        case Window():
-            return not isinstance(node.windows, CountWindows)
-        case Join():
-            return node.within_us is not None or node.windows is not None
-        case _:
-            return isinstance(node, Dedupe)
-
-
-def lives_by_event_time(node: Keyed) -> bool:
-    """Whether something that a user has given a time to live is kept by event time."""
-    match node:
-        case Aggregate():
-            return node.ttl is not None and node.ttl.by == EVENT_TIME
-        case Process():
-            return has_event_lifetimes(node.operator)
-        case _:
-            return False
+    @property
+    def are_results(self) -> bool:
+        """As those of the stream are."""
+        return self.stream.are_results
 
 
 @dataclass
@@ -280,7 +314,7 @@ class Graph:
     """All parts of a job, in the order they were added, so upstream comes first."""
 
     sources: list[Source] = field(default_factory=list)
-    operators: list[Keyed] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     _places: dict[str, Place] = field(default_factory=dict)
     on_bad_record: OnBadRecord = OnBadRecord.FAIL
@@ -292,7 +326,7 @@ class Graph:
         """Say what becomes of the bad rows of one operator or sink."""
         self._said[uid] = policy
 
-    def bad_records(self, node: Keyed | Output) -> BadRecords:
+    def bad_records(self, node: Operator | Output) -> BadRecords:
         """The dead letters of an operator or sink; from now on it keeps them."""
         said = self._said.get(node.uid)
         if said is not None:
@@ -303,7 +337,7 @@ class Graph:
             )
         return self._bad_records.setdefault(node.uid, BadRecords(node))
 
-    def policy(self, node: Keyed | Output) -> OnBadRecord:
+    def policy(self, node: Operator | Output) -> OnBadRecord:
         """What becomes of the bad rows of an operator or sink. Dead letters that a sink refuses are not skipped by default."""
         if node.uid in self._bad_records:
             return OnBadRecord.KEEP
@@ -321,15 +355,15 @@ class Graph:
                     uid=uid,
                 )
 
-    def sides_read(self, node: Keyed) -> tuple[str, ...]:
+    def sides_read(self, node: Operator) -> tuple[str, ...]:
         """The side outputs of an operator that go to a sink or another operator, in the order of their names."""
-        ends = [node for part in (*self.operators, *self.outputs) for node in inputs_of(part)]
+        ends = [node for part in self.consumers() for node in part.inputs]
         sides = (one for end in ends for one in _nodes_before(end) if isinstance(one, Side))
         return tuple(sorted({side.name for side in sides if side.of is node}))
 
-    def gives_late_rows(self, node: Keyed, of: str = LEFT) -> bool:
+    def gives_late_rows(self, node: Operator, of: str = LEFT) -> bool:
         """Whether somebody reads the rows that come too late for an operator, out of one of its inputs."""
-        ends = (node for part in (*self.operators, *self.outputs) for node in inputs_of(part))
+        ends = (node for part in self.consumers() for node in part.inputs)
         late = (one for end in ends for one in _nodes_before(end) if isinstance(one, Late))
         return any(one.of is node and one.input == of for one in late)
 
@@ -364,21 +398,27 @@ class Graph:
             self.say_where(error, uid)
             raise
 
-    def check_event_time(self, node: Keyed) -> None:
+    def add(self, operator: Operator) -> None:
+        """Add an operator, or refuse it: its uid must be new, and there must be event time where it needs some."""
+        self.new_uid("operator", operator.uid)
+        self._check_event_time(operator)
+        self.operators.append(operator)
+
+    def _check_event_time(self, node: Operator) -> None:
         """Refuse what goes by event time where none ever comes. A column that is named there says the time of rows, and no watermark."""
-        what = _what_event_time_does(node)
-        if what is not None and not self.event_time_sources(node):
+        need = node.needs_event_time()
+        if need is not None and not self.event_time_sources(node):
             raise ConfigError(
-                f"operator {node.uid!r} {what[0]}, but no source in front of it has event time, so that {what[1]}; write "
-                f"job.read(..., event_time='column'){what[2]}",
+                f"operator {node.uid!r} {need.does}, but no source in front of it has event time, so that {need.otherwise}; write "
+                f"job.read(..., event_time='column'){need.instead}",
                 operator=node.uid,
             )
 
-    def event_time_sources(self, operator: Keyed) -> frozenset[str]:
+    def event_time_sources(self, operator: Operator) -> frozenset[str]:
         """The sources with event time whose rows come to an operator: its watermark is the lowest of theirs. Others do not hold it."""
         return frozenset(
             node.uid
-            for before in inputs_of(operator)
+            for before in operator.inputs
             for node in _nodes_before(before)
             if isinstance(node, Source) and node.event_time is not None
         )
@@ -386,31 +426,23 @@ class Graph:
     def upstream_operators(self) -> dict[str, tuple[str, ...]]:
         """The uids of the operators in front of each operator, near and far; those in front come first in it."""
         return {
-            operator.uid: tuple(uid for node in inputs_of(operator) for uid in _operators_before(node))
+            operator.uid: tuple(uid for node in operator.inputs for uid in _operators_before(node))
             for operator in self.operators
         }
 
-    def parts(self) -> Iterator[Source | Keyed | Output]:
-        """Everything that has a uid."""
-        yield from self.sources
+    def consumers(self) -> Iterator[Operator | Output]:
+        """Everything that streams end in."""
         yield from self.operators
         yield from self.outputs
 
-
-def _what_event_time_does(node: Keyed) -> tuple[str, str, str] | None:
-    """For operators that go by event time: what they do by it, what would become of that without any, and what else one can do."""
-    if lives_by_event_time(node):
-        other = ", or leave out by='event_time'"
-        return "has a time to live by event time", "nothing would ever expire", other
-    if isinstance(node, Window) and not isinstance(node.windows, CountWindows):
-        return f"cuts rows into {node.windows}", "none of them would ever close", ""
-    if isinstance(node, Dedupe) or (isinstance(node, Join) and (node.within_us or node.windows)):
-        return "keeps rows as long as event time says", "they would be kept for ever", ""
-    return None
+    def parts(self) -> Iterator[Source | Operator | Output]:
+        """Everything that has a uid."""
+        yield from self.sources
+        yield from self.consumers()
 
 
 def _operators_before(node: Node) -> Iterator[str]:
-    return (one.uid for one in _nodes_before(node) if isinstance(one, Keyed))
+    return (one.uid for one in _nodes_before(node) if isinstance(one, Operator))
 
 
 def _has_letters(node: Node) -> bool:
@@ -429,18 +461,5 @@ def _has_letters(node: Node) -> bool:
 def _nodes_before(node: Node) -> Iterator[Node]:
     """The node and all from which its rows come, near and far."""
     yield node
-    match node:
-        case Source():
-            return
-        case Union():
-            yield from _nodes_before(node.left)
-            yield from _nodes_before(node.right)
-        case Transform():
-            yield from _nodes_before(node.upstream)
-        case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
-            for before in inputs_of(node):
-                yield from _nodes_before(before)
-        case BadRecords():
-            yield from _nodes_before(node.of.upstream if isinstance(node.of, Output) else node.of)
-        case Side() | Late():
-            yield from _nodes_before(node.of)
+    for before in node.inputs:
+        yield from _nodes_before(before)

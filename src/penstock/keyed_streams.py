@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, overload
 
-from penstock.config import Duration, OnBadRecord, whole_number
+from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
-from penstock.graph import (
-    Aggregate,
-    Broadcast,
-    Graph,
-    Node,
-    Operator,
-    SecondInput,
-    Top,
-)
+from penstock.graph import Graph, OwnCode
+from penstock.operators.aggregate import Aggregate
+from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.everything import shown_keys
 from penstock.operators.keyed_co_process import KeyedCoProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.operators.top import Top
 from penstock.operators.window_kinds import CountWindows, Windows
 from penstock.operators.window_process import WindowProcess
 from penstock.own_code import add_process
-from penstock.streams import Stream, check_same_job, say_policy
+from penstock.streams import Stream, added, check_same_job, say_policy
 from penstock.windowed import (
     WindowPlan,
     add_window_aggregate,
@@ -36,9 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from penstock.state.declared import Columns
-
-MAX_TOP = 10_000
-"""What `top` keeps and emits of a key; whoever wants more wants all of it."""
 
 
 class _WithOwnCode(Steps):
@@ -54,7 +46,7 @@ class _WithOwnCode(Steps):
 
     def process(
         self,
-        operator: Operator,
+        operator: OwnCode,
         *,
         schema: Columns,
         uid: str,
@@ -112,11 +104,8 @@ class KeyedStream(_WithOwnCode):
                 f"operator {uid!r}: ttl={ttl!r}: nobody reads an aggregate without writing it; leave out since='read'",
                 operator=uid,
             )
-        node = Aggregate(self._graph.new_uid("operator", uid), self._node, self._keys, aggregates, lifetime)
-        self._graph.check_event_time(node)
-        say_policy(self._graph, uid, on_bad_record)
-        self._graph.operators.append(node)
-        return Stream(self._graph, node)
+        node = Aggregate(uid, self._node, self._keys, aggregates, lifetime)
+        return added(self._graph, node, on_bad_record)
 
     def top(
         self,
@@ -136,15 +125,8 @@ class KeyedStream(_WithOwnCode):
         `on_bad_record`: "fail" or "skip" rows whose key is null.
         The classic mistake: to append the results to a table. Write them by key and rank: `key=["shop", "rank"]`.
         """  # noqa: D205 - the sentence is long
-        whole_number("n", n, minimum=1, maximum=MAX_TOP)
-        orders, values, newest = parse_orders(by, "by"), _names("of", of), parse_orders(order_by, "order_by")
-        _check_top(
-            self._keys, by=[order.column for order in orders], of=values, order_by=bool(newest), uid=uid
-        )
-        node = Top(self._graph.new_uid("operator", uid), self._node, self._keys, n, orders, values, newest)
-        say_policy(self._graph, uid, on_bad_record)
-        self._graph.operators.append(node)
-        return Stream(self._graph, node)
+        node = Top.checked(uid, self._node, self._keys, n, by=by, of=of, order_by=order_by)
+        return added(self._graph, node, on_bad_record)
 
     @checked_arguments
     def window(
@@ -305,32 +287,3 @@ def connected(graph: Graph, other: BroadcastStream) -> Broadcast:
         )
     check_same_job("connect", graph, other._graph)  # noqa: SLF001 - they are made together
     return other._broadcast  # noqa: SLF001 - they are made together
-
-
-def _names(argument: str, given: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ConfigError(
-            f"{argument}={given!r}: it takes the names of columns, each once", **{argument: given}
-        )
-    return names
-
-
-def _check_top(
-    keys: tuple[str, ...], *, by: list[str], of: tuple[str, ...], order_by: bool, uid: str
-) -> None:
-    if not by:
-        raise ConfigError(
-            f"top {uid!r}: by names no column; say which rows come first: by='amount desc'", uid=uid
-        )
-    if order_by and not of:
-        raise ConfigError(
-            f"top {uid!r}: order_by says which row of a value is the newest, and there is no of=...; where every row counts, by decides",
-            uid=uid,
-        )
-    shared = [name for name in of if name in keys]
-    if shared:
-        raise ConfigError(
-            f"top {uid!r}: of names {shared[0]!r}, a key column: all rows of a key have the same value in it",
-            uid=uid,
-        )

@@ -19,13 +19,14 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 class LateNames:
-    """For a package that says `__getattr__, __dir__ = names.get, names.all`; `found_in` has the module of each, below the package.
+    """For a package that says `__getattr__, __dir__ = names.get, names.all`; `found_in` has the module of each.
 
-    A name that is found in a module of its own name is that module.
+    Modules are named below the package, or below another one (`below`). A name that is found in a module of its own name is that module.
     """
 
-    def __init__(self, package: str, found_in: Mapping[str, str]) -> None:
+    def __init__(self, package: str, found_in: Mapping[str, str], *, below: str | None = None) -> None:
         self._package = package
+        self._below = package if below is None else below
         self._found_in = found_in
 
     def get(self, name: str) -> object:
@@ -33,7 +34,7 @@ class LateNames:
         if name not in self._found_in:
             raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
         with _ONE_AT_A_TIME:
-            module = import_module(f"{self._package}.{self._found_in[name]}")
+            module = import_module(f"{self._below}.{self._found_in[name]}")
         found: object = module if self._found_in[name] == name else getattr(module, name)
         setattr(sys.modules[self._package], name, found)
         return found

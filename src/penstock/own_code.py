@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.graph import Broadcast, Graph, Node, Operator, Process, SecondInput
+from penstock.graph import Graph, OwnCode, Process
+from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.broadcast import refuse_results, takes_broadcast
 from penstock.operators.keyed_co_process import KeyedCoProcess
@@ -28,7 +29,7 @@ def add_process(
     upstream: Node,
     keys: tuple[str, ...],
     broadcast: Broadcast | None,
-    operator: Operator,
+    operator: OwnCode,
     *,
     schema: Columns,
     uid: str,
@@ -44,7 +45,7 @@ def add_process(
     _check_broadcast(operator, uid, has_side=broadcast is not None)
     ddl = schema_ddl(schema)
     node = Process(
-        graph.new_uid("operator", uid),
+        uid,
         upstream,
         keys,
         operator,
@@ -54,17 +55,16 @@ def add_process(
         broadcast,
         right,
     )
-    graph.check_event_time(node)
-    graph.operators.append(node)
+    graph.add(node)
     return node
 
 
-def _base(operator: Operator) -> type[Operator]:
+def _base(operator: OwnCode) -> type[OwnCode]:
     kinds = (KeyedCoProcess, KeyedProcess, BatchProcess, UnkeyedProcess)
     return next(kind for kind in kinds if isinstance(operator, kind))
 
 
-def _check_inputs(operator: Operator, uid: str, *, two: bool) -> None:
+def _check_inputs(operator: OwnCode, uid: str, *, two: bool) -> None:
     """A `KeyedCoProcess` has two inputs, all others have one."""
     name = type(operator).__name__
     if two and not isinstance(operator, KeyedCoProcess):
@@ -108,7 +108,7 @@ def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:
         )
 
 
-def _check_states(operator: Operator, uid: str) -> None:
+def _check_states(operator: OwnCode, uid: str) -> None:
     """Refuse state of a key where there is none, and lists of subtasks where there is one."""
     name = type(operator).__name__
     if isinstance(operator, UnkeyedProcess):
@@ -130,7 +130,7 @@ def _check_states(operator: Operator, uid: str) -> None:
             )
 
 
-def _check_broadcast(operator: Operator, uid: str, *, has_side: bool) -> None:
+def _check_broadcast(operator: OwnCode, uid: str, *, has_side: bool) -> None:
     """A broadcast side, `process_broadcast` and a `BroadcastState` are of use only together."""
     name = type(operator).__name__
     states = [

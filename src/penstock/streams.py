@@ -8,22 +8,9 @@ from typing import TYPE_CHECKING, overload
 from penstock.config import Duration, OnBadRecord
 from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError
-from penstock.graph import (
-    Aggregate,
-    Broadcast,
-    Graph,
-    Join,
-    Keyed,
-    Late,
-    Lookup,
-    Node,
-    Output,
-    Process,
-    Side,
-    Top,
-    Transform,
-    Union,
-)
+from penstock.graph import Graph, Late, Output, Side, Transform, Union
+from penstock.operators.base import LEFT, Broadcast, Node, Operator
+from penstock.operators.dedupe import Dedupe
 from penstock.operators.everything import EVERYTHING
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
@@ -37,10 +24,8 @@ from penstock.two_inputs import (
     JoinOptions,
     On,
     Within,
-    add_dedupe,
     add_join,
     add_lookup,
-    late_input,
 )
 from penstock.wrong_words import Steps, checked_arguments
 
@@ -163,11 +148,11 @@ class Stream(Steps):
 
         Write it to any sink: it is part of the same checkpoint. `row` and `key` are JSON.
         """
-        if not isinstance(self._node, Keyed):
+        if not isinstance(self._node, Operator):
             raise ConfigError(
                 "bad_records(): ask it of what process, aggregate, top or write_to returned; other parts of a stream have no bad rows"
             )
-        if isinstance(self._node, Join | Lookup):
+        if not self._node.may_reject_rows:
             raise ConfigError(
                 f"bad_records(): {self._node.uid!r} has no bad rows; a row without a key has no partner. Of a join, ask for late('left') "
                 "and late('right')",
@@ -199,9 +184,8 @@ class Stream(Steps):
         `on_bad_record`: "fail" or "skip" rows without a value in `on`.
         The classic mistake: a `within` that is shorter than the time after which duplicates come.
         """
-        node = add_dedupe(self._graph, self._node, on=on, within=within, event_time=event_time, uid=uid)
-        say_policy(self._graph, uid, on_bad_record)
-        return Stream(self._graph, node)
+        node = Dedupe.checked(uid, self._node, on=on, within=within, event_time=event_time)
+        return added(self._graph, node, on_bad_record)
 
     @checked_arguments
     def join(
@@ -274,23 +258,40 @@ class Stream(Steps):
         They are part of the same batch and checkpoint as the results. What nobody reads is counted all the same.
         `which`: of a join, "left" or "right".
         """
-        if not isinstance(self._node, Keyed) or isinstance(self._node, Aggregate | Process | Top | Lookup):
+        if not isinstance(self._node, Operator) or not self._node.late_inputs:
             raise ConfigError(
                 "late(): ask it of what a window, a join or dedupe returned; for other parts of a stream no row is too late"
             )
-        return Stream(self._graph, Late(self._node, late_input(self._node, which)))
+        return Stream(self._graph, Late(self._node, _late_input(self._node, which)))
 
     def side(self, name: str) -> Stream:
         """The rows that this operator emits to a side output: a stream with the columns that its class declares.
 
         It is part of the same batch and checkpoint as the results, and may have several readers. What nobody reads is dropped.
         """
-        if not isinstance(self._node, Process):
+        if not isinstance(self._node, Operator) or not self._node.has_side_outputs:
             raise ConfigError(
                 f"side({name!r}): ask it of what process returned; other parts of a stream have no side outputs"
             )
         node = self._node
-        return Stream(self._graph, Side(node, checked_side(node.operator, name, node.uid)))
+        return Stream(
+            self._graph,
+            Side(
+                node, checked_side(node.side_outputs(), name, node.uid, type(node.own_code or node).__name__)
+            ),
+        )
+
+    def apply(
+        self, operator: Callable[[Node], Operator], *, on_bad_record: OnBadRecord | str | None = None
+    ) -> Stream:
+        """Add an operator that is not part of Penstock. The function makes it: `apply(lambda upstream: Few("few", upstream, ("app",), 3))`.
+
+        Its class and its Spark side are described in `operators/base.py` and `spark/operators/registry.py`.
+        """
+        made = operator(self._node)
+        if not isinstance(made, Operator):
+            raise ConfigError(f"apply(...): the function returned {made!r}; it must return an Operator")
+        return added(self._graph, made, on_bad_record)
 
     def write_to(
         self, sink: TwoPhaseCommitSink, *, uid: str, on_bad_record: OnBadRecord | str | None = None
@@ -316,6 +317,26 @@ class Written:
     def bad_records(self) -> Stream:
         """The rows that the sink refuses, which then do not end the job: see `Stream.bad_records`."""
         return Stream(self._graph, self._graph.bad_records(self._output))
+
+
+def _late_input(node: Operator, which: str | None) -> str:
+    """Of which input of an operator late rows are asked for."""
+    two = len(node.late_inputs) > 1
+    if two and which not in node.late_inputs:
+        raise ConfigError(
+            f"late({which!r}): {node.uid!r} has two inputs with columns of their own; ask for late('left') or late('right')",
+            uid=node.uid,
+        )
+    if not two and which is not None:
+        raise ConfigError(f"late({which!r}): {node.uid!r} has one input; ask for late()", uid=node.uid)
+    return which or LEFT
+
+
+def added(graph: Graph, operator: Operator, on_bad_record: OnBadRecord | str | None = None) -> Stream:
+    """The results of an operator that is part of the job from now on."""
+    graph.add(operator)
+    say_policy(graph, operator.uid, on_bad_record)
+    return Stream(graph, operator)
 
 
 def check_same_job(what: str, graph: Graph, other: Graph) -> None:

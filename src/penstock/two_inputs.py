@@ -1,4 +1,4 @@
-"""How joins and `dedupe` become a part of the job: what can be said of them before anything starts. Driver."""
+"""How joins become a part of the job: what can be said of them before anything starts. Driver."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.config import Duration, choice, seconds
+from penstock.config import Duration, choice, duration_us, seconds
 from penstock.errors import ConfigError
-from penstock.graph import Dedupe, Graph, Join, Keyed, Lookup, Node, SecondInput
-from penstock.operators.join_spec import LEFT, RIGHT, How
+from penstock.graph import Graph
+from penstock.operators.base import Node, SecondInput
+from penstock.operators.join import Join, Lookup
+from penstock.operators.join_spec import How
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.operators.window_kinds import TimeWindows
-from penstock.state.lifetimes import Measure, in_microseconds
+from penstock.state.lifetimes import Measure
 
-LONGEST_S = 1000 * 365 * 24 * 3600
 UNBOUNDED = "unbounded"
 
 On = str | Sequence[str | tuple[str, str]]
@@ -23,34 +24,6 @@ On = str | Sequence[str | tuple[str, str]]
 Within = tuple[Duration, Duration] | str | None
 EventTimeOf = str | tuple[str, str] | None
 """The name of the column with the event time, or one for each stream."""
-
-
-def add_dedupe(
-    graph: Graph,
-    upstream: Node,
-    *,
-    on: str | Sequence[str],
-    within: Duration,
-    event_time: str | None,
-    uid: str,
-) -> Dedupe:
-    """Add a `dedupe` to the job, or refuse it."""
-    keys = (on,) if isinstance(on, str) else tuple(on)
-    if not keys or not all(isinstance(key, str) and key for key in keys) or len(set(keys)) < len(keys):
-        raise ConfigError(
-            f"dedupe {uid!r}: on={on!r}: it takes the names of one or more columns, each once", uid=uid
-        )
-    if event_time is not None and not _is_name(event_time):
-        raise ConfigError(
-            f"dedupe {uid!r}: event_time={event_time!r}: it takes the name of a column, such as 'at'", uid=uid
-        )
-    within_us = _microseconds("within", within, seconds("within", within, exclusive=True))
-    if within_us < 1:
-        raise ConfigError(f"within={within!r} is too short: it must be at least a microsecond", within=within)
-    node = Dedupe(graph.new_uid("operator", uid), upstream, keys, within_us, event_time)
-    graph.check_event_time(node)
-    graph.operators.append(node)
-    return node
 
 
 @dataclass(frozen=True)
@@ -89,11 +62,8 @@ def add_join(graph: Graph, left: Node, right: Node, told: JoinOptions, *, uid: s
             uid=uid,
         )
     second = SecondInput(right, right_keys, times[1])
-    node = Join(
-        graph.new_uid("operator", uid), left, keys, second, how, within_us, windows, times[0], told.at
-    )
-    graph.check_event_time(node)
-    graph.operators.append(node)
+    node = Join(uid, left, keys, second, how, within_us, windows, times[0], told.at)
+    graph.add(node)
     return node
 
 
@@ -122,22 +92,9 @@ def add_lookup(
             uid=uid,
         )
     second = SecondInput(right, right_keys, order_by=parse_orders(order_by, "order_by"))
-    node = Lookup(graph.new_uid("operator", uid), left, keys, second, how == How.INNER.value, lifetime)
-    graph.operators.append(node)
+    node = Lookup(uid, left, keys, second, how == How.INNER.value, lifetime)
+    graph.add(node)
     return node
-
-
-def late_input(node: Keyed, which: str | None) -> str:
-    """Of which input of an operator late rows are asked for."""
-    two = isinstance(node, Join)
-    if two and which not in (LEFT, RIGHT):
-        raise ConfigError(
-            f"late({which!r}): {node.uid!r} has two inputs with columns of their own; ask for late('left') or late('right')",
-            uid=node.uid,
-        )
-    if not two and which is not None:
-        raise ConfigError(f"late({which!r}): {node.uid!r} has one input; ask for late()", uid=node.uid)
-    return which or LEFT
 
 
 def key_pairs(on: On, uid: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -225,10 +182,4 @@ def _signed(setting: str, given: Duration) -> int:
         length = -length if given.strip().startswith("-") else length
     else:
         length = seconds(setting, given)
-    return _microseconds(setting, given, length)
-
-
-def _microseconds(setting: str, given: Duration, length_s: float) -> int:
-    if abs(length_s) > LONGEST_S:
-        raise ConfigError(f"{setting}={given!r} is longer than 1,000 years", **{setting: given})
-    return in_microseconds(length_s)
+    return duration_us(setting, given, length)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError
-from penstock.graph import Graph, Node, Transform, Union, Window
+from penstock.graph import Graph, Transform, Union
+from penstock.operators.base import Node, Operator
 from penstock.operators.everything import shown_keys
 from penstock.operators.parameters import check_window_parameters
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state
+from penstock.operators.window import Window
 from penstock.operators.window_kinds import (
     LONGEST_S,
     WINDOW_END,
@@ -98,13 +100,11 @@ def refuse_updates(upstream: Node, uid: str) -> None:
         case Union():
             refuse_updates(upstream.left, uid)
             refuse_updates(upstream.right, uid)
-        case Window() if upstream.lateness_us or upstream.early_us is not None:
-            why = " and ".join(
-                word
-                for word, is_set in (("lateness", upstream.lateness_us), ("early", upstream.early_us))
-                if is_set
+        case Operator() if upstream.revised_by:
+            why = " and ".join(upstream.revised_by)
+            late = (
+                ", and read rows that come too late with late()" if "lateness" in upstream.revised_by else ""
             )
-            late = ", and read rows that come too late with late()" if upstream.lateness_us else ""
             raise ConfigError(
                 f"operator {uid!r} would add up every result of the window {upstream.uid!r}, which has {why} and so gives more than one "
                 "result of a window: each replaces the one before. Aggregate the rows in front of that window instead; or leave "
@@ -148,13 +148,12 @@ def add_window_process(
     check_window_parameters(operator, uid)
     ddl = schema_ddl(schema)
     node = plan.node(
-        graph.new_uid("operator", uid),
+        uid,
         operator=operator,
         output=arrow_schema(ddl),
         order_by=parse_orders(order_by, "order_by"),
     )
-    graph.check_event_time(node)
-    graph.operators.append(node)
+    graph.add(node)
     return node
 
 
@@ -184,7 +183,6 @@ def add_window_aggregate(
                 uid=uid,
             )
     aggregates = named_aggregates(columns, named, keys=(*plan.keys, *added), uid=uid)
-    node = plan.node(graph.new_uid("operator", uid), columns=aggregates)
-    graph.check_event_time(node)
-    graph.operators.append(node)
+    node = plan.node(uid, columns=aggregates)
+    graph.add(node)
     return node

@@ -50,7 +50,7 @@ STEPS: Mapping[str, Mapping[str, str]] = {
             "dedupe interval_join join lookup", f"joins and dedupe find the key by on='id'; {_BEFORE_KEY}"
         ),
         **_all("count max min reduce sum", _AGGREGATE),
-        **_all("session sliding tumbling", "say window(ps.tumbling('1min')).aggregate(...)"),
+        **_all("session sliding tumbling", "say window(ps.windows.tumbling('1min')).aggregate(...)"),
     },
     "ConnectedStreams": {
         "process": "rows of both streams meet by key. Call key_by first: left.connect(right).key_by('id').process(...)"
@@ -81,9 +81,9 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "window": {
         "allowed_lateness": "say lateness='30s'",
-        "gap": "say window(ps.session('30min'))",
-        "size": "say window(ps.tumbling('1min'))",
-        **_all("every slide step", "say window(ps.sliding('10min', '1min'))"),
+        "gap": "say window(ps.windows.session('30min'))",
+        "size": "say window(ps.windows.tumbling('1min'))",
+        **_all("every slide step", "say window(ps.windows.sliding('10min', '1min'))"),
         "trigger": "say early='10s' for results before a window closes",
         **_all("out_of_order watermark", _WATERMARK),
         "uid": "it is said behind it: window(...).aggregate(..., uid='counts')",

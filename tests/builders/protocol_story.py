@@ -27,7 +27,7 @@ from penstock.checkpoint.events import (
     Tick,
     WriteMetadata,
 )
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.state_columns import columns_of
 from penstock.config import Checkpointing
@@ -97,8 +97,8 @@ class Story:
         self.actions: list[Action] = []
 
     @property
-    def now(self) -> Now:
-        return Now(self.clock.monotonic(), self.clock.wall())
+    def now(self) -> EventTimestamp:
+        return EventTimestamp(self.clock.monotonic(), self.clock.wall())
 
     def after(self, seconds: float) -> Story:
         """Let time pass."""

@@ -18,12 +18,12 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.subtask import ProcessTask
-from penstock.engine.tagged_rows import BAD, RESULTS, untagged
-from penstock.engine.task_rows import BROADCAST, WAKE
-from penstock.graph import Operator
+from penstock.engine.operator_task import ProcessTask
+from penstock.graph import OwnCode
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
+from penstock.operators.inputs import BROADCAST, WAKE
+from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.states import state_layout
 from penstock.operators.timers import takes_timers
 from penstock.recovery.state_migration import StateMigration
@@ -81,7 +81,7 @@ class TaskCluster:
     def __init__(
         self,
         root: Path,
-        operator: Operator,
+        operator: OwnCode,
         *,
         rows: pa.Schema,
         output: pa.Schema,

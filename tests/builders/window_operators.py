@@ -5,7 +5,7 @@ rows_table(rows), watermark_us)` of an `OperatorCluster` with `operator.output`:
 the watermark goes on, and what is due comes out, as dictionaries `{"k", "start", "end", "n", "total", "most"}`. `operator.late` has the rows
 of the last batch that came too late.
 
-    operator = WindowAggregates(ps.tumbling("10ms"), lateness_us=0)
+    operator = WindowAggregates(ps.windows.tumbling("10ms"), lateness_us=0)
     cluster = OperatorCluster(folder, operator.output, "memory")
     cluster.batch(operator, rows_table([("a", 1_000, 5)]), watermark_us=20_000)
 

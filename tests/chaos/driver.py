@@ -69,7 +69,7 @@ def main() -> int:
 def _run(settings: Settings) -> int:
     try:
         _work(settings)
-    except ps.FencedError:
+    except ps.errors.FencedError:
         _log.exception("fenced")
         return FENCED
     except Exception:  # noqa: BLE001 - the log says what, the exit code that

@@ -41,7 +41,7 @@ HEARING = """
 import sys, time
 from penstock.spark.foreground import _signals
 from penstock.supervise.program import supervisor
-from penstock.supervise.words import Said
+from penstock.supervise.messages import Said
 
 with _signals(supervisor()) as signals:
     signals.raise_from_now_on()

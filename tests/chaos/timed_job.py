@@ -64,7 +64,7 @@ def build_timed_job(site: Site, spark: SparkSession, *, interval: str, rows_per_
     )
     windows = (
         clicks.key_by("app")
-        .window(ps.tumbling(f"{WINDOW_S}s"))
+        .window(ps.windows.tumbling(f"{WINDOW_S}s"))
         .aggregate(n=F.count("*"), users=F.sum("user"), uid="windows")
     )
     first, second = clicks.transform(_in_half(0)), clicks.transform(_in_half(1))

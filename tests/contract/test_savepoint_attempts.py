@@ -27,7 +27,7 @@ from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifes
 from penstock.savepoint.tables import fetched
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 
 
 class Interrupted(ForwardingStorage):
@@ -171,7 +171,7 @@ def test_a_failure_leaves_the_folder_empty(site: Site, folder: LocalStorage) -> 
 
 def test_an_answer_that_was_lost_deletes_nothing(site: Site, folder: LocalStorage) -> None:
     """Whoever does not know whether the manifest is there leaves the files it names; asked again, it finds them."""
-    lost = Failure(pattern=MANIFEST, operation="create", performed=True)
+    lost = PlannedFailure(pattern=MANIFEST, operation="create", performed=True)
     with pytest.raises(UnavailableError):
         create_savepoint(
             site.storage, five(site), FaultyStorage(folder, FaultPlan(failures=(lost,))), token="t1"
@@ -211,7 +211,7 @@ def test_two_attempts_of_one_request(site: Site, folder: LocalStorage, at_manife
 def test_the_winner_deletes_what_an_attempt_that_died_has_left(site: Site, folder: LocalStorage) -> None:
     """Nor does it wait for it; what is none of ours stays."""
     completed = five(site)
-    lost = Failure(pattern=MANIFEST, operation="create")
+    lost = PlannedFailure(pattern=MANIFEST, operation="create")
     with pytest.raises(UnavailableError):
         create_savepoint(
             site.storage, completed, FaultyStorage(folder, FaultPlan(failures=(lost,))), token="ab12-1"

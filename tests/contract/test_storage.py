@@ -21,8 +21,14 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
 from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import Subfolder
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash, SlowStorage
-from penstock.testing.kill_points import KillingStorage, KillPoint, Moment
+from penstock.testing.faulty_storage import (
+    FaultPlan,
+    FaultyStorage,
+    PlannedFailure,
+    SimulatedCrash,
+    SlowStorage,
+)
+from penstock.testing.kill_points import KillingStorage, KillMoment, KillPoint
 from penstock.testing.virtual import VirtualStorage
 from services.patience import PATIENCE_S
 
@@ -33,7 +39,7 @@ MAKERS: dict[str, Callable[[Path], Storage]] = {
     "subfolder": lambda root: Subfolder(LocalStorage(root), "state/below"),
     "slow": lambda root: SlowStorage(LocalStorage(root), seconds=0.0),
     "killing": lambda root: KillingStorage(
-        LocalStorage(root), KillPoint(moment=Moment.BEFORE_COMPLETE, first=10**9)
+        LocalStorage(root), KillPoint(moment=KillMoment.BEFORE_COMPLETE, first=10**9)
     ),
 }
 
@@ -555,8 +561,8 @@ class TestFaultyStorage:
 
     def test_matching_calls_fail_so_many_times(self, tmp_path: Path) -> None:
         """A pattern fails its first n calls, done or not done as planned; other names and later calls work."""
-        lost = Failure(pattern="chk-*/_metadata", operation="put", performed=True)
-        plan = FaultPlan(failures=(Failure(pattern="state/*", times=2), lost))
+        lost = PlannedFailure(pattern="chk-*/_metadata", operation="put", performed=True)
+        plan = FaultPlan(failures=(PlannedFailure(pattern="state/*", times=2), lost))
         storage = FaultyStorage(LocalStorage(tmp_path), plan)
         for _ in range(2):
             with pytest.raises(UnavailableError, match="nothing was done"):

@@ -45,11 +45,11 @@ def test_what_stands_there_can_be_run(spark: SparkSession, tmp_path: Path, page:
     """Every stream that the code makes is one that could be written: its states, its columns and Spark's plan fit together."""
     given = names_for_code(spark, tmp_path)
     job: ps.Job = given["job"]
-    made: list[ps.Stream] = []
+    made: list[ps.types.Stream] = []
     for block in blocks(page):
         before = set(map(id, given.values()))
         exec(block, given)
-        made += [one for one in given.values() if isinstance(one, ps.Stream) and id(one) not in before]
+        made += [one for one in given.values() if isinstance(one, ps.types.Stream) and id(one) not in before]
     assert made
     for number, stream in enumerate(made):
         sink = ps.sinks.Files(tmp_path / str(number), format="parquet")

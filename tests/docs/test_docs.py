@@ -89,7 +89,7 @@ def test_every_sink_and_source_is_documented(name: str) -> None:
     assert mentions(name, pages), f"{name} is on no page"
 
 
-@pytest.mark.parametrize("kind", [ps.Job, ps.Stream, ps.KeyedStream, ps.sinks.TwoPhaseCommitSink])
+@pytest.mark.parametrize("kind", [ps.Job, ps.types.Stream, ps.types.KeyedStream, ps.sinks.TwoPhaseCommitSink])
 def test_every_public_method_is_documented(kind: type) -> None:
     """What can be called on the objects of a job, and what a sink has to have, is on a page for users."""
     methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]

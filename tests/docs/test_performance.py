@@ -25,7 +25,7 @@ def report_module() -> Iterator[Any]:
         sys.path.remove(str(ROOT / "benchmarks"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/performance-figures.md"])
 def test_pages_have_the_figures_of_the_last_run(report: Any, page: str) -> None:
     """What stands between the marks is what the results file gives, so neither can be edited alone."""
     results = json.loads(report.RESULTS.read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def test_pages_have_the_figures_of_the_last_run(report: Any, page: str) -> None:
 
 def test_every_figure_is_explained(report: Any) -> None:
     """The page says of every figure how it is measured, and of no other."""
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "performance-methods.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^### `(\w+)`\n\n(.+)", text, re.MULTILINE))
     assert list(sections) == list(importlib.import_module("goals").FIGURES)
 
@@ -73,7 +73,7 @@ def test_a_figure_that_was_not_measured_says_why(report: Any) -> None:
         "one": {"goal": ">= 2", "skipped": "no such backend", **load},
         "two": {"goal": ">= 2", "failed": "OSError: it broke", **load},
     }
-    rows = report.pages(_results(figures))[ROOT / "docs" / "performance.md"].splitlines()
+    rows = report.pages(_results(figures))[ROOT / "docs" / "performance-figures.md"].splitlines()
     assert "| >= 2 | skipped |" in rows[4]
     assert "- `one`: no such backend" in rows
     assert "- `two`: OSError" in rows

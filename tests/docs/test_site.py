@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import penstock as ps
+from penstock import errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +33,9 @@ def test_every_page_is_in_the_site(make_site: Any, tmp_path: Path) -> None:
     pages = tmp_path / "pages"
     make_site.lay_out(ROOT, pages)
     laid_out = {path.relative_to(pages).as_posix() for path in pages.rglob("*.md")}
+    written = {name for name in laid_out if not name.startswith("reference/")}
     assert (
-        len(laid_out)
-        == len([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]) + 1
+        len(written) == len([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]) + 1
     )
     menu = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     assert menu == {name for name in laid_out if not re.match(r"examples/|LICENSE|decisions/0", name)}
@@ -39,6 +43,21 @@ def test_every_page_is_in_the_site(make_site: Any, tmp_path: Path) -> None:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\[[^\]]+\]\(([^)#\s]+)", text):
             assert target.startswith("http") or (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_the_reference_has_every_public_name(make_site: Any) -> None:
+    """Every name of `penstock.__all__`, and of its public modules, has a section in the API reference, and a class has its methods."""
+    pages = make_site.make_reference.pages_of(ROOT / "src")
+    headings = set(re.findall(r"^#+ `?([\w.]+)`?$", "\n".join(pages.values()), re.MULTILINE))
+    modules = {name for name in ps.__all__ if inspect.ismodule(getattr(ps, name))}
+    listed = {name: getattr(getattr(ps, name), "__all__", ()) for name in modules}
+    expected = {f"ps.{name}" for name in set(ps.__all__) - modules}
+    expected |= {f"ps.{module}.{name}" for module, names in listed.items() for name in names}
+    assert expected - headings == set()
+    named = {name.rpartition(".")[2] for name in headings}
+    assert {name for name, one in vars(errors).items() if inspect.isclass(one)} <= named
+    assert {"Job.run", "Stream.write_to", "KeyedStream.process", "TwoPhaseCommitSink.commit"} <= headings
+    assert "checkpoint: Checkpointing | None = None," in pages["jobs-and-streams.md"]
 
 
 GOOD = '<h1 id="top"></h1><a href="#top"></a><a href="sub/other.html"></a><a href="https://example.org"></a><img src="a.png">'

@@ -25,7 +25,7 @@ BOUNDS = {
     "switches on operator kinds outside their folder": 54,
     "modules that know dedupe": 10,
     "modules that know lookup": 11,
-    "modules that know window": 40,
+    "modules that know window": 42,
     "modules": 585,
     "lines of code": 58_500,
     "modules under 40 lines of code": 126,

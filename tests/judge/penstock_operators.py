@@ -188,7 +188,7 @@ class Obedient(ps.KeyedProcess):
     times = ps.ValueState("long", default=0)
     later = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for row in rows:
             match row.action:
                 case "s":
@@ -198,7 +198,9 @@ class Obedient(ps.KeyedProcess):
                 case "again":
                     self.times.value, self.later.value = row.times, row.time
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, str, int]]:
+    def on_timer(
+        self, key: str, timer: ps.types.Timer, ctx: ps.types.Context
+    ) -> Iterator[tuple[str, str, int]]:
         time = microseconds(timer.at, "")
         yield key, DOMAINS[timer.by], time
         if self.times.value:

@@ -32,10 +32,10 @@ from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, reading, run, sink_writer
+from penstock.engine.operator_task import ProcessTask
 from penstock.engine.reading import Reading
 from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
-from penstock.engine.subtask import ProcessTask
 from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId

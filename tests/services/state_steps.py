@@ -58,7 +58,7 @@ class Steps(ps.KeyedProcess):
     elements = ps.ListState("long")
     calls = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.calls.value += 1
         for row in rows:
             if row.name == "fail":

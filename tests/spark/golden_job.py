@@ -50,11 +50,11 @@ class Kinds(ps.KeyedProcess):
     limits = ps.BroadcastState("string", "long")
     big = ps.SideOutput("user string, amount long")
 
-    def process_broadcast(self, rows: Any, ctx: ps.Context) -> None:
+    def process_broadcast(self, rows: Any, ctx: ps.types.Context) -> None:
         for row in rows:
             self.limits[row.shop] = max(row.amount, self.limits.get(row.shop, 0))
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.last.value = {"at": row.at, "tags": row.tags}
             self.total.add(row.amount)
@@ -71,7 +71,7 @@ class Kinds(ps.KeyedProcess):
             len(self.amounts) * 10_000 + sum(self.by_shop.values()) * 100 + self.kept.value,
         )
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Any:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Any:
         yield (
             key,
             int(timer.at.timestamp()),
@@ -98,7 +98,7 @@ class Unkeyed(ps.Process):
 
     numbers = ps.OperatorListState("long")
 
-    def process(self, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.numbers.append(row.id)
             yield row.id, 1
@@ -110,15 +110,15 @@ class Both(ps.KeyedCoProcess):
     left = ps.ValueState("long", default=0)
     right = ps.ValueState("long", default=0)
 
-    def process_left(self, key: str, rows: Any, ctx: ps.Context) -> Any:
+    def process_left(self, key: str, rows: Any, ctx: ps.types.Context) -> Any:
         self.left.value += len(rows)
 
-    def process_right(self, key: str, rows: Any, ctx: ps.Context) -> Any:
+    def process_right(self, key: str, rows: Any, ctx: ps.types.Context) -> Any:
         self.right.value += len(rows)
         for row in rows:
             ctx.set_timer(row.at + timedelta(minutes=2))
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Any:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Any:
         yield key, int(timer.at.timestamp()), self.right.value > 0
 
 
@@ -161,7 +161,7 @@ class Golden:
         kinds = users.connect(b.broadcast(order_by="offset")).process(
             Kinds(), schema="user string, a long, b long", uid="kinds", order_by="offset"
         )
-        minute, slide = ps.tumbling("1min"), ps.sliding("4min", "2min")
+        minute, slide = ps.windows.tumbling("1min"), ps.windows.sliding("4min", "2min")
         largest = "shop string, start timestamp, most long, n long"
         sums: dict[str, Any] = {"n": F.count("*"), "total": F.sum("amount"), "mean": F.avg("amount")}
         results = {
@@ -180,10 +180,12 @@ class Golden:
             "dedupe": a.dedupe(on="id", within="1h", uid="dedupe"),
             "tumbling": shops.window(minute, lateness="1min").aggregate(**sums, uid="tumbling"),
             "sliding": shops.window(slide).aggregate(**sums, uid="sliding"),
-            "session": users.window(ps.session("2min")).aggregate(**sums, uid="session"),
+            "session": users.window(ps.windows.session("2min")).aggregate(**sums, uid="session"),
             "windowed": shops.window(slide).process(Largest(), schema=largest, uid="windowed", order_by="at"),
-            "sessions": shops.window(ps.session("50s")).process(Largest(), schema=largest, uid="sessions"),
-            "counted": shops.window(ps.count_window(7)).process(
+            "sessions": shops.window(ps.windows.session("50s")).process(
+                Largest(), schema=largest, uid="sessions"
+            ),
+            "counted": shops.window(ps.windows.count(7)).process(
                 Largest(), schema=largest, uid="counted", order_by="offset"
             ),
             "join": a.join(

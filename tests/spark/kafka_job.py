@@ -126,7 +126,7 @@ def read(spark: SparkSession, order: Order) -> DataFrame:
     )
 
 
-def numbered(job: ps.Job, clicks: DataFrame, order: Order) -> ps.Stream:
+def numbered(job: ps.Job, clicks: DataFrame, order: Order) -> ps.types.Stream:
     failed = Path(order.folder, "failed")
     if order.mode != "until killed":
         failed.touch()
@@ -134,11 +134,11 @@ def numbered(job: ps.Job, clicks: DataFrame, order: Order) -> ps.Stream:
     return by_user.process(Number(failed), schema="user string, n long", uid="n")
 
 
-def counted(job: ps.Job, clicks: DataFrame, order: Order) -> ps.Stream:
+def counted(job: ps.Job, clicks: DataFrame, order: Order) -> ps.types.Stream:
     rows = job.read(
         clicks, uid="clicks", event_time="timestamp", out_of_order="0s", idle_after=order.idle_after
     )
-    windows = rows.key_by("user").window(ps.tumbling("1min"))
+    windows = rows.key_by("user").window(ps.windows.tumbling("1min"))
     return windows.aggregate(n=F.count("*"), uid="counts").transform(
         lambda counts: counts.withColumn("start_s", F.unix_timestamp("window_start"))
     )

@@ -188,7 +188,7 @@ def test_a_corrupt_metadata_is_not_stepped_over(spark, ledger):
     flip_a_bit(ledger.root / "store" / "pv" / name.metadata)
     before = name.checkpoint - 1
     with pytest.raises(
-        ps.CorruptStateError, match=f"{name.metadata} is corrupt.*start with restore={before}"
+        ps.errors.CorruptStateError, match=f"{name.metadata} is corrupt.*start with restore={before}"
     ):
         job.start(available_now=True)
     handle = job.start(available_now=True, restore=before)
@@ -201,7 +201,7 @@ def test_the_only_checkpoint_being_corrupt_is_an_error(spark, ledger):
     """A job never silently starts from nothing."""
     job = checkpointed(spark, ledger, retained=1)
     flip_a_bit(ledger.root / "store" / "pv" / newest(ledger).metadata)
-    with pytest.raises(ps.CorruptStateError, match="no checkpoint can be restored"):
+    with pytest.raises(ps.errors.CorruptStateError, match="no checkpoint can be restored"):
         job.start()
 
 
@@ -210,7 +210,7 @@ def test_a_missing_state_file_is_an_error_that_names_it(spark, ledger):
     job = checkpointed(spark, ledger, retained=1)
     gone = next((ledger.root / "store" / "pv" / "state" / "views").iterdir())
     gone.unlink()
-    with pytest.raises(ps.CorruptStateError, match=gone.name):
+    with pytest.raises(ps.errors.CorruptStateError, match=gone.name):
         job.start()
 
 
@@ -221,7 +221,7 @@ def test_a_state_file_with_flipped_bits_is_found(spark, ledger):
     for path in (ledger.root / "store" / "pv" / "state" / "views").iterdir():
         flip_a_bit(path)
     ledger.fill(10)
-    with pytest.raises(ps.CorruptStateError, match="restore an older checkpoint"):
+    with pytest.raises(ps.errors.CorruptStateError, match="restore an older checkpoint"):
         job.run(available_now=True)
 
 
@@ -244,7 +244,7 @@ def test_changed_state_columns_are_refused(spark, ledger):
         )
         return job
 
-    with pytest.raises(ps.IncompatibleStateError, match="views"):
+    with pytest.raises(ps.errors.IncompatibleStateError, match="views"):
         changed().start()
     changed().run(available_now=True, drop_state=("views",))
 
@@ -259,7 +259,7 @@ def test_a_removed_operator_needs_a_word(spark, ledger, caplog):
         rows.key_by("app").aggregate(pv=F.count("*"), uid="other").write_to(ledger.sqlite(), uid="out")
         return job
 
-    with pytest.raises(ps.IncompatibleStateError, match="drop_state"):
+    with pytest.raises(ps.errors.IncompatibleStateError, match="drop_state"):
         other().start()
     ledger.fill(20)
     handle = other().start(available_now=True, drop_state=("views", "nope"))

@@ -67,7 +67,7 @@ def test_what_is_seen(away, caplog) -> None:
     assert need.text.startswith(
         "UnavailableError: the sink out does not answer: the server is away. Down for "
     )
-    with pytest.raises(ps.RunningAlreadyError):
+    with pytest.raises(ps.errors.RunningAlreadyError):
         refuse_if_running(storage, SYSTEM_CLOCK.wall())
     end_by(handle.cancel, handle, sink)
     (said,) = {record.getMessage() for record in caplog.get_records("setup")}

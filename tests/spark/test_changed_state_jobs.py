@@ -29,7 +29,7 @@ class First(ps.KeyedProcess):
     recent = ps.ListState("struct<user:int>")
     label = ps.ValueState("string")
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.rows.value += 1
             self.by_user[row.user] = self.by_user.get(row.user, 0) + 1
@@ -50,7 +50,7 @@ class Second(ps.KeyedProcess):
     recent = ps.ListState("struct<version:string,user:long>")
     since = ps.ValueState("long", default=0)
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.rows.value += 1
             self.since.value += 1
@@ -68,7 +68,7 @@ class Third(ps.KeyedProcess):
     by_user = ps.MapState("long", "long")
     since = ps.MapState("string", "long")
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.rows.value += 1
             self.by_user[row.user] = self.by_user.get(row.user, 0) + 1
@@ -128,7 +128,7 @@ def test_three_versions_of_a_job(spark, tmp_path, caplog):
 
     versions.ledger.fill(70)
     second = versions.job(Second(), "rocksdb", 3)
-    with pytest.raises(ps.IncompatibleStateError) as refusal:
+    with pytest.raises(ps.errors.IncompatibleStateError) as refusal:
         second.run(available_now=True)
     for text in (
         "rows: int -> long (goes along)",
@@ -151,7 +151,9 @@ def test_three_versions_of_a_job(spark, tmp_path, caplog):
     versions.ledger.fill(50)
     saved = versions.saved()
     third = versions.job(Third(), "memory", 1, store="elsewhere")
-    with pytest.raises(ps.IncompatibleStateError, match=r"since: long -> map<string,long> \(its values"):
+    with pytest.raises(
+        ps.errors.IncompatibleStateError, match=r"since: long -> map<string,long> \(its values"
+    ):
         third.run(available_now=True, savepoint=saved, drop_state=("kinds.recent",))
     assert list((tmp_path / "elsewhere" / "pv").glob("chk-*")) == []
     for rows in (0, 30):  # the same command again goes on
@@ -185,7 +187,7 @@ def test_an_aggregate_may_be_added_by_name(spark, tmp_path):
         "mean": F.avg("user"),
         "pv": F.count("*"),
     }
-    with pytest.raises(ps.IncompatibleStateError) as refusal:
+    with pytest.raises(ps.errors.IncompatibleStateError) as refusal:
         job(**wider).run(available_now=True)
     for text in (
         "top: int -> long (goes along)",

@@ -153,5 +153,5 @@ def test_a_count_of_distinct_values_is_not_a_count(spark, ledger):
 
     job(F.count("user")).run(available_now=True)
     ledger.log.append(1, pa.table({"app": ["a"], "user": pa.array([1], pa.int64())}))
-    with pytest.raises(ps.IncompatibleStateError, match="counted"):
+    with pytest.raises(ps.errors.IncompatibleStateError, match="counted"):
         job(F.count_distinct("user")).run(available_now=True)

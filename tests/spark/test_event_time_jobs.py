@@ -54,7 +54,7 @@ class Readings:
         options: dict[str, Any] = {"out_of_order": "0s", "max_ahead": None, **time}
         frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
         rows = job.read(frame, uid="readings", event_time="at", **options)
-        windows = rows.key_by("k").window(ps.tumbling("10s"), lateness=lateness)
+        windows = rows.key_by("k").window(ps.windows.tumbling("10s"), lateness=lateness)
         windows.aggregate(uid="counts", n=F.count("*")).write_to(self.ledger.files("counts"), uid="out")
         return job
 
@@ -65,7 +65,7 @@ class Readings:
         assert len(found) == len(rows)
         return found
 
-    def newest(self) -> ps.Completed:
+    def newest(self) -> ps.types.Completed:
         storage = self.ledger.job(parallelism=2).storage
         return read_metadata(storage, found_checkpoints(storage)[-1])
 
@@ -173,11 +173,11 @@ def test_windows_close_when_no_data_comes(readings: Readings) -> None:
 class Ticking(ps.KeyedProcess):
     """Sets a timer by the clock, and sets it again when it fires; each time it tells the watermark of its batch."""
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         ctx.set_timer(ctx.now + dt.timedelta(milliseconds=100), by="clock")
         return ()
 
-    def on_timer(self, key: Any, timer: ps.Timer, ctx: ps.Context) -> Any:
+    def on_timer(self, key: Any, timer: ps.types.Timer, ctx: ps.types.Context) -> Any:
         ctx.set_timer(ctx.now + dt.timedelta(milliseconds=100), by="clock")
         yield (key, ctx.watermark)
 
@@ -243,7 +243,7 @@ def test_what_came_while_a_batch_ran_is_not_late_by_a_tick_behind_it(readings: R
         idle_after="200ms",
         when_all_idle="follow_clock",
     )
-    windows = read.transform(long_batch).key_by("k").window(ps.tumbling("10s"))
+    windows = read.transform(long_batch).key_by("k").window(ps.windows.tumbling("10s"))
     windows.aggregate(uid="counts", n=F.count("*")).write_to(readings.ledger.files("counts"), uid="out")
     handle = job.start()
     try:
@@ -277,7 +277,7 @@ def test_times_that_cannot_be_believed(readings: Readings) -> None:
 class Passing(ps.KeyedProcess):
     """Gives every row as it came."""
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             yield (key, row.at)
 
@@ -298,7 +298,7 @@ def test_each_row_is_judged_by_the_settings_of_its_own_source(readings: Readings
     passed = strict.key_by("k").process(Passing(), schema=COLUMNS, uid="passed")
     mixed = passed.union(others[1].transform(lambda rows: rows.select("k", "at")))
     for uid, rows in (("counts", strict.union(others[0])), ("mixed", mixed)):
-        counts = rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid=uid, n=F.count("*"))
+        counts = rows.key_by("k").window(ps.windows.tumbling("10s")).aggregate(uid=uid, n=F.count("*"))
         counts.write_to(readings.ledger.files(uid), uid=f"{uid}-out")
     mixed.write_to(readings.ledger.files("plain"), uid="plain-out")
     handle = job.start(available_now=True, drain=True)
@@ -324,11 +324,13 @@ def test_a_moment_is_not_taken_for_the_end_of_a_window(readings: Readings, *, re
         for uid, one in (("mine", readings), ("rows", other))
     )
     rows = rows.transform(lambda frame: frame.select("k", "at"))
-    counts = mine.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
+    counts = mine.key_by("k").window(ps.windows.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
     ends = counts.transform(lambda frame: frame.select("k", F.col("window_end").alias("at")))
     both = ends.union(rows) if results_first else rows.union(ends)
     again = (
-        both.key_by("k").window(ps.tumbling("10s"), event_time="at").aggregate(uid="again", n=F.count("*"))
+        both.key_by("k")
+        .window(ps.windows.tumbling("10s"), event_time="at")
+        .aggregate(uid="again", n=F.count("*"))
     )
     again.write_to(readings.ledger.files("again"), uid="out")
     job.run(available_now=True, drain=True)
@@ -362,7 +364,7 @@ def test_the_slower_of_two_sources_decides(readings: Readings) -> None:
     )
     third = job.read(timeless.read(readings.spark), uid="third")
     rows = left.union(right).union(third)
-    rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*")).write_to(
+    rows.key_by("k").window(ps.windows.tumbling("10s")).aggregate(uid="counts", n=F.count("*")).write_to(
         readings.ledger.files("counts"), uid="out"
     )
     job.run(available_now=True)
@@ -378,11 +380,11 @@ def test_the_slower_of_two_sources_decides(readings: Readings) -> None:
 class Alarm(ps.KeyedProcess):
     """Fails when its timer fires, when no row is about."""
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         ctx.set_timer(ctx.now + dt.timedelta(seconds=1), by="clock")
         return ()
 
-    def on_timer(self, key: Any, timer: ps.Timer, ctx: ps.Context) -> Any:
+    def on_timer(self, key: Any, timer: ps.types.Timer, ctx: ps.types.Context) -> Any:
         raise ValueError(f"nobody answers the alarm of {key}")
 
 

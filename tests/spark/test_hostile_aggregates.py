@@ -87,7 +87,7 @@ class Hostile:
         self.with_key = spark.createDataFrame(pa.Table.from_pylist(rows, SCHEMA)).where("k is not null")
         self.columns = [column.alias(name) for name, column in aggregates().items()]
 
-    def keyed(self, job: ps.Job) -> ps.KeyedStream:
+    def keyed(self, job: ps.Job) -> ps.types.KeyedStream:
         frame = self.log.read(self.spark, rows_per_batch=35)
         return job.read(frame, uid="rows", event_time="at", out_of_order="10min").key_by(*KEYS)
 
@@ -130,8 +130,8 @@ class Hostile:
 @pytest.mark.parametrize(
     ("mode", "backend", "windows"),
     [
-        (ps.EXACTLY_ONCE, "filesystem", ps.session("90s")),
-        (ps.AT_LEAST_ONCE, "memory", ps.tumbling("30min")),
+        (ps.EXACTLY_ONCE, "filesystem", ps.windows.session("90s")),
+        (ps.AT_LEAST_ONCE, "memory", ps.windows.tumbling("30min")),
         (ps.AT_MOST_ONCE, "rocksdb", None),
     ],
     ids=[

@@ -155,7 +155,7 @@ def test_two_streams_over_several_batches_runs_and_parallelisms(spark, tmp_path)
             shop.write(joined, how)
         shop.write(joined.late("left"), "late-orders")
         shop.write(joined.late("right"), "late-payments")
-        windows = ps.tumbling("20min")
+        windows = ps.windows.tumbling("20min")
         shop.write(
             orders.join(payments, on=[("order_id", "id")], window=windows, how="left", uid="window"), "window"
         )
@@ -244,7 +244,7 @@ def test_wrong_use_is_refused_before_anything_runs(spark, tmp_path):
         ),
         "'ordered_at', and there is no such column",
     )
-    windows = ps.tumbling("20min")
+    windows = ps.windows.tumbling("20min")
 
     def most(payments):
         return payments.key_by("id").window(windows).aggregate(most=F.max("amount"), uid="most")
@@ -281,7 +281,7 @@ def test_the_time_of_a_result_moves_what_is_behind(spark, tmp_path):
     keyed = joined.transform(lambda frame: frame.where("order_id is not null")).key_by("order_id")
     from pyspark.sql import functions as F
 
-    counted = keyed.window(ps.tumbling("10min")).aggregate(n=F.count("*"), uid="windows")
+    counted = keyed.window(ps.windows.tumbling("10min")).aggregate(n=F.count("*"), uid="windows")
     shop.write(counted, "windows")
     shop.write(counted.late(), "late")
     looked_up = orders.lookup(payments, on=[("order_id", "id")], how="inner", uid="lookup")
@@ -305,7 +305,7 @@ def write_best(shop, payments):
     from pyspark.sql import functions as F
 
     known = payments.transform(lambda frame: frame.where("id is not null"))
-    windows = ps.tumbling("20min")
+    windows = ps.windows.tumbling("20min")
     most = known.key_by("id").window(windows).aggregate(most=F.max("amount"), uid="most")
     renamed = most.transform(
         lambda frame: frame.withColumnsRenamed({"window_start": "since", "window_end": "until"})

@@ -59,7 +59,7 @@ class AllKinds(ps.KeyedProcess):
     by_user = ps.MapState("long", "long")
     recent = ps.ListState("long")
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.by_user[row.user] = self.by_user.get(row.user, 0) + 1
             self.recent.append(row.user)
@@ -122,7 +122,7 @@ class NumberedSteps(ps.KeyedProcess):
         self.fails_at = fails_at
         self.marker = marker
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[int, str]]:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Iterator[tuple[int, str]]:
         for row in rows:
             seen = done((key, row.what, row.name, row.a, row.b), self.entries, self.elements)
             self.last.add(row.number)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.checkpoint.completed import Completed
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 
 pytestmark = pytest.mark.spark
 
@@ -76,7 +76,7 @@ def test_files_are_merged_while_batches_go_on(spark, ledger):
 def test_a_merge_that_fails_is_no_harm(spark, ledger, caplog):
     """With no space for merged files the job goes on with the files it has, says so, and every count is right."""
     fill(ledger, 8, seed=2)
-    full = Failure(pattern="*-merged*", operation="upload", times=10_000)
+    full = PlannedFailure(pattern="*-merged*", operation="upload", times=10_000)
     storage = FaultyStorage(LocalStorage(ledger.root / "store" / "pv"), FaultPlan(failures=(full,)))
     job = ps.Job(
         "pv",

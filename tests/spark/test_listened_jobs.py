@@ -35,9 +35,9 @@ class Hearing(ps.Listener):
     """Notes everything, and is not well."""
 
     def __init__(self) -> None:
-        self.heard: list[ps.Event] = []
+        self.heard: list[ps.types.Event] = []
 
-    def on_event(self, event: ps.Event) -> None:
+    def on_event(self, event: ps.types.Event) -> None:
         self.heard.append(event)
         raise OSError("nobody is in the room")
 

@@ -37,7 +37,7 @@ def by_map(rows: DataFrame) -> DataFrame:
 
 
 class Passing(ps.KeyedProcess):
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             yield key, json.dumps(sorted(dict(row.tags).items())), row.deep["plain"]["k"], row["count"]
 
@@ -56,8 +56,8 @@ def test_maps_keep_their_names_on_the_way_to_python(spark: SparkSession, tmp_pat
     operators = {
         "views": by_shop.aggregate(n=F.count("*"), uid="views"),
         "distinct": by_shop.aggregate(n=F.count_distinct("user"), uid="distinct"),
-        "tumbling": by_shop.window(ps.tumbling("1h")).aggregate(n=F.count("*"), uid="tumbling"),
-        "session": by_shop.window(ps.session("1h")).aggregate(n=F.count("*"), uid="session"),
+        "tumbling": by_shop.window(ps.windows.tumbling("1h")).aggregate(n=F.count("*"), uid="tumbling"),
+        "session": by_shop.window(ps.windows.session("1h")).aggregate(n=F.count("*"), uid="session"),
     }
     for uid, operator in operators.items():
         operator.write_to(ledger.files(uid), uid=f"{uid}-out")

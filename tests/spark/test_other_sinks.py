@@ -42,7 +42,7 @@ def increments(marker: Path):
 
 def run_with_one_failure(
     spark, ledger: Ledger, sink: ps.sinks.TwoPhaseCommitSink, interval: str = "1h"
-) -> ps.Guarantee:
+) -> ps.types.Guarantee:
     """Five batches, a failure in batch 3. With an interval of an hour no checkpoint is complete before it."""
     ledger.fill(500)
     job = ledger.job(

@@ -29,7 +29,7 @@ class Noting(ps.KeyedProcess):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[Any, int]]:
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[Any, int]]:
         self.n.value += len(rows)
         with (self.folder / f"{key}-{ctx.checkpoint}").open("a") as file:
             file.write(f"{ctx.subtask}\n")
@@ -76,7 +76,7 @@ def test_own_joins_keep_the_settings_of_the_session(spark: SparkSession, tmp_pat
     )
     totals.write_to(ps.sinks.Files(tmp_path / "out"), uid="out")
 
-    def run_once() -> list[ps.Completed]:
+    def run_once() -> list[ps.types.Completed]:
         handle = job.start(available_now=True)
         handle.wait("120s")
         return handle.checkpoints()

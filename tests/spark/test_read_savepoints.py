@@ -77,11 +77,11 @@ class Kinds(ps.KeyedProcess):
     recent = ps.ListState("long")
     rules = ps.BroadcastState("string", "long")
 
-    def process_broadcast(self, rows: Any, ctx: ps.Context) -> None:
+    def process_broadcast(self, rows: Any, ctx: ps.types.Context) -> None:
         for row in rows:
             self.rules[row.rule] = row.limit
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.rows.value += 1
             self.total.add(row.amount)
@@ -97,21 +97,21 @@ class Kinds(ps.KeyedProcess):
         ctx.set_timer(datetime(2999, 1, 1, tzinfo=UTC), by="clock")
         yield key, self.rows.value
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> None:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> None:
         return None
 
 
 class Waiting(ps.Process):
     waiting = ps.OperatorListState("string")
 
-    def process(self, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.waiting.append(row.shop)
         yield (len(self.waiting),)
 
 
 class Listed(ps.WindowProcess):
-    def process(self, key: Any, window: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, window: Any, rows: Any, ctx: ps.types.Context) -> Any:
         yield key, len(rows)
 
 
@@ -152,20 +152,20 @@ class Shop:
                 Kinds(), uid="kinds", schema="shop string, n long", order_by="at"
             ),
             "waiting": read.process(Waiting(), uid="waiting", schema="n long"),
-            "hourly": keyed.window(ps.sliding("1h", "30min")).aggregate(
+            "hourly": keyed.window(ps.windows.sliding("1h", "30min")).aggregate(
                 uid="hourly", n=F.count("*"), price=F.avg("price")
             ),
-            "straight": keyed.window(ps.tumbling("20min")).aggregate(uid="straight", n=F.count("*")),
-            "visits": keyed.window(ps.session("10min")).aggregate(
+            "straight": keyed.window(ps.windows.tumbling("20min")).aggregate(uid="straight", n=F.count("*")),
+            "visits": keyed.window(ps.windows.session("10min")).aggregate(
                 uid="visits", n=F.count("*"), prices=F.count_distinct("price")
             ),
-            "lists": keyed.window(ps.tumbling("1h")).process(
+            "lists": keyed.window(ps.windows.tumbling("1h")).process(
                 Listed(), uid="lists", schema="shop string, n long"
             ),
-            "stretches": keyed.window(ps.session("10min")).process(
+            "stretches": keyed.window(ps.windows.session("10min")).process(
                 Listed(), uid="stretches", schema="shop string, n long"
             ),
-            "fives": keyed.window(ps.count_window(5)).aggregate(uid="fives", n=F.sum("amount")),
+            "fives": keyed.window(ps.windows.count(5)).aggregate(uid="fives", n=F.sum("amount")),
             "paid": read.transform(lambda frame: frame.drop("price")).join(
                 right, on="shop", within=("0s", "1min"), how="left", event_time=("at", "paid_at"), uid="paid"
             ),
@@ -207,7 +207,7 @@ def naive(at: datetime) -> datetime:
     return at.astimezone().replace(tzinfo=None)
 
 
-def test_what_it_is(saved: ps.SavedState) -> None:
+def test_what_it_is(saved: ps.types.SavedState) -> None:
     """Everything is known without reading a row: the job, positions, event time, operators with their keys and states."""
     assert (saved.job, saved.mode, saved.parallelism) == ("pv", "exactly-once", 2)
     assert saved.checkpoint > 0
@@ -243,7 +243,7 @@ def test_counts_and_origin_of_a_savepoint(spark: SparkSession, shop: Shop) -> No
     assert saved.size == sum(one.size for one in saved.operators.values()) > 0
 
 
-def test_aggregates(saved: ps.SavedState, shop: Shop) -> None:
+def test_aggregates(saved: ps.types.SavedState, shop: Shop) -> None:
     """The row of every key has the results that Spark's own groupBy gives, with its types."""
     frame = saved.state("views")
     judge = (
@@ -266,7 +266,7 @@ def test_aggregates(saved: ps.SavedState, shop: Shop) -> None:
     assert rows(distinct) == sorted({(row["shop"], row["amount"]) for row in ROWS})
 
 
-def test_state_of_own_code(saved: ps.SavedState) -> None:
+def test_state_of_own_code(saved: ps.types.SavedState) -> None:
     """Each state by its name: values, accumulators, bytes as they are, entries, elements with their places from 0 on, timers."""
     frame = saved.state("kinds")
     assert frame.dtypes == [
@@ -304,7 +304,7 @@ def test_state_of_own_code(saved: ps.SavedState) -> None:
     ]
 
 
-def test_lists_of_subtasks(saved: ps.SavedState) -> None:
+def test_lists_of_subtasks(saved: ps.types.SavedState) -> None:
     """The list of each subtask, in its order."""
     found = saved.state("waiting")
     assert found.columns == ["subtask", "waiting_position", "waiting"]
@@ -317,7 +317,7 @@ def test_lists_of_subtasks(saved: ps.SavedState) -> None:
     )
 
 
-def test_windows(saved: ps.SavedState, shop: Shop) -> None:
+def test_windows(saved: ps.types.SavedState, shop: Shop) -> None:
     """Open windows have their bounds and the aggregates so far, as Spark's own windows have over the same rows."""
     every = shop.spark.createDataFrame(ROWS, COLUMNS)
     bounds = (F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end"))
@@ -342,7 +342,7 @@ def test_windows(saved: ps.SavedState, shop: Shop) -> None:
     assert saved.state("fives").columns == ["shop", "rows", "n"]
 
 
-def test_rows_of_the_stream(saved: ps.SavedState, shop: Shop) -> None:
+def test_rows_of_the_stream(saved: ps.types.SavedState, shop: Shop) -> None:
     """Joins, top, dedupe and lookup show the rows they keep, without anything that only Penstock knows."""
     every = shop.spark.createDataFrame(ROWS, COLUMNS)
     left, right = saved.state("paid", "left"), saved.state("paid", "right")
@@ -362,7 +362,7 @@ def test_rows_of_the_stream(saved: ps.SavedState, shop: Shop) -> None:
     ]
 
 
-def test_internal_columns(saved: ps.SavedState) -> None:
+def test_internal_columns(saved: ps.types.SavedState) -> None:
     """`internal=True` shows the table as it is stored."""
     assert not [name for name in saved.state("kinds").columns if name.startswith("__")]
     stored = saved.state("kinds", internal=True)
@@ -374,7 +374,7 @@ def test_internal_columns(saved: ps.SavedState) -> None:
     assert saved.state("visits", "ends of sessions", internal=True).count() > 0
 
 
-def test_names_that_are_not_there(saved: ps.SavedState) -> None:
+def test_names_that_are_not_there(saved: ps.types.SavedState) -> None:
     """A wrong name says which there are."""
     with pytest.raises(ps.ConfigError, match=r"no operator 'view' has state.*did you mean 'views'"):
         saved.state("view")
@@ -388,7 +388,7 @@ def test_names_that_are_not_there(saved: ps.SavedState) -> None:
         saved.state("waiting", keys=["a"])
 
 
-def test_only_some_keys(saved: ps.SavedState) -> None:
+def test_only_some_keys(saved: ps.types.SavedState) -> None:
     """`keys` gives the rows of these keys and no others, whatever form the keys have."""
     assert rows(saved.state("views", "pv", keys=["a", "d", "never"])) == [("a", 8), ("d", 8)]
     assert rows(saved.state("views", "pv", keys=[("b",), {"shop": "c"}, "b"])) == [("b", 8), ("c", 8)]
@@ -432,7 +432,7 @@ def test_a_file_that_is_missing(spark: SparkSession, shop: Shop, tmp_path: Path)
     shutil.copytree(shop.folder, copy)
     path = copy / read_manifest(LocalStorage(copy)).operators["views"].files["__values"][0].path
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ps.CorruptStateError, match=r"views/values.*bytes, expected"):
+    with pytest.raises(ps.errors.CorruptStateError, match=r"views/values.*bytes, expected"):
         ps.read_savepoint(spark, copy)
 
 
@@ -462,7 +462,7 @@ def test_a_frame_outlives_the_object_it_was_made_of(
 
 
 @pytest.mark.parametrize("uid", ["straight", "lists"])
-def test_keys_of_windows(saved: ps.SavedState, uid: str) -> None:
+def test_keys_of_windows(saved: ps.types.SavedState, uid: str) -> None:
     """All windows of a key are found, also where each window is a key of its own and lies with another subtask."""
     (name,) = saved.operators[uid].states
     every = rows(saved.state(uid))
@@ -472,7 +472,9 @@ def test_keys_of_windows(saved: ps.SavedState, uid: str) -> None:
         assert saved.state(uid, name, keys=keys, internal=True).count() == len(wanted) > 0
 
 
-def saved_keys(spark: SparkSession, root: Path, columns: str, keys: list[tuple[Any, ...]]) -> ps.SavedState:
+def saved_keys(
+    spark: SparkSession, root: Path, columns: str, keys: list[tuple[Any, ...]]
+) -> ps.types.SavedState:
     """A savepoint of an operator `op` that has a number for each of these keys."""
     frame = spark.createDataFrame(keys, columns)
     names = tuple(frame.columns)

@@ -62,10 +62,10 @@ class Heard(ps.Listener):
     """Keeps all it hears."""
 
     def __init__(self) -> None:
-        self.events: list[ps.Event] = []
+        self.events: list[ps.types.Event] = []
         self.is_closed = False
 
-    def on_event(self, event: ps.Event) -> None:
+    def on_event(self, event: ps.types.Event) -> None:
         self.events.append(event)
 
     def close(self) -> None:

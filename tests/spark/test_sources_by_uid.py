@@ -114,7 +114,8 @@ def test_another_order_one_more_one_less_and_one_renamed(sites):
     for name in ("log-a", "files-b", "log-c", "files-d"):
         sites.add(name, 9)
     with pytest.raises(
-        ps.IncompatibleStateError, match=r"position of the source log-c, which .*drop_sources=\('log-c',\)"
+        ps.errors.IncompatibleStateError,
+        match=r"position of the source log-c, which .*drop_sources=\('log-c',\)",
     ):
         sites.run(["files-b", "files-d", "log-a"])
     sites.truth = Counter({row: n for row, n in sites.truth.items() if row[0] != "log-c" or row[1] < 31})
@@ -147,7 +148,7 @@ def test_everything_renamed(sites, backend):
     with pytest.raises(ps.PenstockError, match="no longer"):
         sites.run(["log-a"], uids=uids)
     with pytest.raises(
-        ps.IncompatibleStateError, match=r"the checkpoint has no operator 'view'.*did you mean 'views'"
+        ps.errors.IncompatibleStateError, match=r"the checkpoint has no operator 'view'.*did you mean 'views'"
     ):
         sites.run(
             ["log-a"],
@@ -180,7 +181,7 @@ def test_one_frame_read_twice(sites):
     job(("b", b), ("twin", a), ("a", a)).run(available_now=True)
     for uid, rows in (("a", 13), ("twin", 13), ("b", 14)):
         assert sorted(row["user"] for row in sites.ledger.rows(uid)) == list(range(rows))
-    with pytest.raises(ps.IncompatibleStateError, match="read one and the same DataFrame"):
+    with pytest.raises(ps.errors.IncompatibleStateError, match="read one and the same DataFrame"):
         job(("b", b), ("twin", a), ("a", a), ("third", b)).start(available_now=True)
 
 

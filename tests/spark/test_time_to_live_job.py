@@ -25,7 +25,7 @@ class Visits(ps.KeyedProcess):
     ever = ps.ValueState("long", default=0)
     users = ps.MapState("long", "long", ttl=ps.TimeToLive("24h", since="read"))
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         self.visit.value += len(rows)
         self.ever.value += len(rows)
         for row in rows:
@@ -61,7 +61,7 @@ class Job:
         return self.ledger.counts()["app0"]
 
     @property
-    def newest(self) -> ps.Completed:
+    def newest(self) -> ps.types.Completed:
         storage = self.ledger.job(parallelism=1).storage
         return read_metadata(storage, found_checkpoints(storage)[-1])
 

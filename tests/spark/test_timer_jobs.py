@@ -28,7 +28,7 @@ class Watching(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)
     last = ps.ValueState("timestamp", ttl=ps.TimeToLive("30s", by="event_time"))
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         self.count.value += len(rows)
         if self.last.value is not None:
             ctx.delete_timer(self.last.value + dt.timedelta(seconds=10))
@@ -37,7 +37,7 @@ class Watching(ps.KeyedProcess):
         if key == "clock":
             ctx.set_timer(ctx.now + dt.timedelta(seconds=0.5), by="clock")
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[Any, ...]]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[tuple[Any, ...]]:
         late = "" if ctx.watermark is not None and timer.at <= ctx.watermark else "early "
         yield key, f"{late}{timer.by} {self.count.value}", timer.at if timer.by == "event_time" else START
 
@@ -48,10 +48,14 @@ class InColumns(ps.BatchProcess):
     count = ps.ValueState("long", default=0)
     last = ps.ValueState("timestamp", ttl=ps.TimeToLive("30s", by="event_time"))
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> None:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> None:
         raise AssertionError("no rows come")
 
-    def on_timers(self, keys: ps.BatchKeys, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+    def on_timers(
+        self, keys: ps.types.BatchKeys, timers: ps.types.BatchTimers, state: ps.types.BatchState
+    ) -> Any:
         counts = state["count"].take(timers.key_index).to_pylist()
         what = [f"columns {one}" for one in counts]
         return {"k": keys["k"].take(timers.key_index), "what": what, "at": timers["at"]}

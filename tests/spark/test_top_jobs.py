@@ -124,5 +124,5 @@ def test_another_order_needs_another_uid(spark, ledger):
 
     job(2, "user desc").run(available_now=True)
     for n, by in ((3, "user desc"), (2, "user")):
-        with pytest.raises(ps.IncompatibleStateError, match=r"(?s)'best'.*top . by user"):
+        with pytest.raises(ps.errors.IncompatibleStateError, match=r"(?s)'best'.*top . by user"):
             job(n, by).run(available_now=True)

@@ -14,9 +14,10 @@ import penstock as ps
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROWS
 from penstock.errors import ConfigError
-from penstock.graph import EventTime, Source, Transform, Union, Window
+from penstock.graph import EventTime, Source, Transform, Union
 from penstock.operators.clock import OperatorClock
 from penstock.operators.late_panes import ABSURD, LATE
+from penstock.operators.window import Window
 from penstock.operators.window_aggregate import PANE
 from penstock.operators.window_kinds import Windows
 from penstock.spark.event_times import event_time_of, in_microseconds
@@ -73,7 +74,7 @@ def test_times_are_their_microseconds(
 
 def test_panes_of_tumbling_windows_are_sparks_windows(payments: DataFrame) -> None:
     """Each row of the reduced batch is a window of Spark's `groupBy(window(...))`, with offset, also before 1970."""
-    compiled = window_of(payments, ps.tumbling("7h", offset="40min"))
+    compiled = window_of(payments, ps.windows.tumbling("7h", offset="40min"))
     reduced = compiled.rows(payments, OperatorClock(), OnBadRecord.FAIL, late=False)
     got = reduced.select("shop", F.timestamp_micros(PANE), "__n_count", "__total_sum", ROWS)
     expected = payments.groupBy("shop", F.window("at", "7 hours", startTime="40 minutes")).agg(
@@ -97,7 +98,7 @@ def test_late_and_absurd_rows_are_apart(spark: SparkSession) -> None:
     ]
     at = [(key, None if t is None else dt.datetime.fromtimestamp(t, dt.UTC), v) for key, t, v in rows]
     frame = spark.createDataFrame(at, "shop string, at timestamp, amount long")
-    compiled = window_of(frame, ps.tumbling("1min"), lateness_us=30 * second)
+    compiled = window_of(frame, ps.windows.tumbling("1min"), lateness_us=30 * second)
     compiled = replace(compiled, time=replace(compiled.time, ahead_us=1000 * second))
     clock = OperatorClock(before_us=150 * second - 1)
     late = compiled.late_rows(frame, clock)
@@ -129,7 +130,7 @@ def test_which_column_has_the_time(payments: DataFrame) -> None:
         event_time_of(same, payments.drop("at"), uid="w")
     with pytest.raises(ConfigError, match="its event time 'amount' is a bigint, and has to be a timestamp"):
         event_time_of(same, payments, uid="w", named="amount")
-    windows = Window("first", stream, ("shop",), ps.tumbling("1min"), columns={"n": F.count("*")})
+    windows = Window("first", stream, ("shop",), ps.windows.tumbling("1min"), columns={"n": F.count("*")})
     results = payments.limit(0).select("shop", F.col("at").alias("window_end"))
     assert event_time_of(windows, results, uid="w").earlier_us == 1
     assert event_time_of(windows, results, uid="w", named="window_end").earlier_us == 1

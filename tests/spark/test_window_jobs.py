@@ -56,7 +56,7 @@ class Payments:
         amount = self._random.choice([None, *range(50)])
         return self._random.choice("abcde"), at, amount, None if amount is None else amount * 2
 
-    def read(self, job: ps.Job, rows_per_batch: int | None = None, **time: Any) -> ps.Stream:
+    def read(self, job: ps.Job, rows_per_batch: int | None = None, **time: Any) -> ps.types.Stream:
         frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
         return job.read(frame, uid="payments", event_time="at", **{"max_ahead": None, **time})
 
@@ -108,7 +108,7 @@ def judged() -> dict[str, Any]:
 
 class Listed(ps.WindowProcess):
     def process(
-        self, key: str, window: ps.TimeWindow | None, rows: ps.Rows, ctx: ps.Context
+        self, key: str, window: ps.types.TimeWindow | None, rows: ps.types.Rows, ctx: ps.types.Context
     ) -> Iterator[Any]:
         assert window is not None
         assert all(window.start <= row.at < window.end for row in rows)
@@ -125,9 +125,9 @@ def payments(spark: SparkSession, tmp_path: Path) -> Payments:
 
 
 KINDS: dict[str, tuple[Any, Callable[..., Column], tuple[str | None, ...]]] = {
-    "tumbling": (ps.tumbling("1min", offset="7s"), F.window, ("1 minute", None, "7 seconds")),
-    "sliding": (ps.sliding("50s", "20s"), F.window, ("50 seconds", "20 seconds")),
-    "session": (ps.session("4s"), F.session_window, ("4 seconds",)),
+    "tumbling": (ps.windows.tumbling("1min", offset="7s"), F.window, ("1 minute", None, "7 seconds")),
+    "sliding": (ps.windows.sliding("50s", "20s"), F.window, ("50 seconds", "20 seconds")),
+    "session": (ps.windows.session("4s"), F.session_window, ("4 seconds",)),
 }
 """Ours, and Spark's own."""
 
@@ -144,7 +144,7 @@ def build(payments: Payments, name: str) -> ps.Job:
     code.write_to(payments.ledger.files("code"), uid="code-out")
     everything = rows.window(windows).aggregate(uid="all", **aggregates(), **counted())
     everything.write_to(payments.ledger.files("all"), uid="all-out")
-    tens = by_shop.window(ps.count_window(10)).aggregate(uid="tens", **aggregates(), **counted())
+    tens = by_shop.window(ps.windows.count(10)).aggregate(uid="tens", **aggregates(), **counted())
     tens.write_to(payments.ledger.files("tens"), uid="tens-out")
     return job
 
@@ -191,12 +191,12 @@ def test_windows_are_sparks_own(payments: Payments, name: str) -> None:
 
 LATE: dict[str, tuple[Any, list[tuple[float, float, int]], list[float]]] = {
     "tumbling": (
-        ps.tumbling("10s"),
+        ps.windows.tumbling("10s"),
         [(0, 10, 2), (0, 10, 4), (10, 20, 2), (20, 30, 1), (30, 40, 1)],
         [-1, 8, 9.5],
     ),
     "session": (
-        ps.session("3s"),
+        ps.windows.session("3s"),
         [(1, 5, 2), (8, 16.5, 5), (9, 16.5, 3), (21, 24, 1), (30, 33, 1)],
         [-1, 3],
     ),
@@ -252,7 +252,7 @@ def test_early_results_come_by_the_clock(spark: SparkSession, tmp_path: Path) ->
     payments = Payments(spark, tmp_path, partitions=1)
     job = payments.ledger.job(parallelism=2)
     rows = payments.read(job, out_of_order="0s", idle_after=None).key_by("shop")
-    counted = rows.window(ps.tumbling("1h"), early="500ms").aggregate(uid="counted", n=F.count("*"))
+    counted = rows.window(ps.windows.tumbling("1h"), early="500ms").aggregate(uid="counted", n=F.count("*"))
     counted.write_to(payments.ledger.files("counted"), uid="out")
     payments.add_at(1, 2)
     handle = job.start()
@@ -277,9 +277,9 @@ def test_windows_of_windows_and_the_first_of_each(payments: Payments) -> None:
     payments.add(80)
     job = payments.ledger.job(parallelism=2)
     rows = payments.read(job, rows_per_batch=60, out_of_order="30s")
-    short = rows.key_by("shop").window(ps.tumbling("10s")).aggregate(uid="short", n=F.count("*"))
+    short = rows.key_by("shop").window(ps.windows.tumbling("10s")).aggregate(uid="short", n=F.count("*"))
     total = short.transform(lambda frame: frame.withColumn("all", F.lit("all"))).key_by("all")
-    long = total.window(ps.tumbling("1min")).aggregate(uid="long", n=F.sum("n"), windows=F.count("*"))
+    long = total.window(ps.windows.tumbling("1min")).aggregate(uid="long", n=F.sum("n"), windows=F.count("*"))
     long.write_to(payments.ledger.files("long"), uid="long-out")
     best = short.key_by("window_end").top(2, by=["n desc", "shop"], uid="best")
     best.write_to(payments.ledger.files("best"), uid="best-out")

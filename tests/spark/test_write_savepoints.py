@@ -40,7 +40,7 @@ class Visits(ps.KeyedProcess):
     by_user = ps.MapState("long", "long", ttl="365d")
     recent = ps.ListState("long")
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.count.value += 1
             self.total.add(row.user)
@@ -92,7 +92,7 @@ class Site:
         """With windows by a number of rows besides."""
         job = self.job(spark, name)
         keyed = job.read(self.log.read(spark), uid="again").key_by("app")
-        fives = keyed.window(ps.count_window(5)).aggregate(n=F.count("*"), uid="fives")
+        fives = keyed.window(ps.windows.count(5)).aggregate(n=F.count("*"), uid="fives")
         fives.write_to(ps.sinks.Files(self.root / name / "fives"), uid="fives-out")
         return job
 
@@ -289,7 +289,7 @@ class Numbers(ps.Process):
 
     seen = ps.OperatorListState("long")
 
-    def process(self, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, rows: Any, ctx: ps.types.Context) -> Any:
         self.seen.extend(row.n for row in rows)
         yield ctx.subtask, len(self.seen)
 
@@ -299,11 +299,11 @@ class Later(ps.KeyedProcess):
 
     seen = ps.ReducingState("long", lambda one, other: one + other)
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> None:
         self.seen.add(len(rows))
         ctx.set_timer(datetime(2030, 1, 1, tzinfo=UTC))
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Any:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Any:
         yield key, self.seen.value
 
 
@@ -359,7 +359,7 @@ class Timed:
             self.log.read(spark), uid="clicks", event_time="at", out_of_order="1d", idle_after=None
         )
         keyed = rows.key_by("app")
-        counted = keyed.window(ps.tumbling("1h")).aggregate(n=F.count("*"), uid="hours")
+        counted = keyed.window(ps.windows.tumbling("1h")).aggregate(n=F.count("*"), uid="hours")
         counted.write_to(ps.sinks.Files(self.root / name / "hours"), uid="hours-out")
         keyed.process(Later(), schema="app string, n long", uid="later").write_to(
             ps.sinks.Files(self.root / name / "later"), uid="later-out"
@@ -408,7 +408,7 @@ def test_other_key_groups(spark: Any, tmp_path: Path) -> None:
 class Listed(ps.WindowProcess):
     """The rows of a window, by their numbers."""
 
-    def process(self, key: Any, window: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, window: Any, rows: Any, ctx: ps.types.Context) -> Any:
         yield key, ",".join(str(row.n) for row in rows)
 
 
@@ -432,17 +432,19 @@ def job_by_time(spark: Any, root: Path) -> ps.Job:
     other = rows.transform(lambda frame: frame.selectExpr("app", "at at2", "n n2").where("n2 % 2 = 0"))
     keyed = rows.key_by("app")
     results = {
-        "lists": keyed.window(ps.tumbling("10min")).process(
+        "lists": keyed.window(ps.windows.tumbling("10min")).process(
             Listed(), uid="lists", schema="app string, n string"
         ),
-        "slides": keyed.window(ps.sliding("10min", every="5min")).process(
+        "slides": keyed.window(ps.windows.sliding("10min", every="5min")).process(
             Listed(), uid="slides", schema="app string, n string"
         ),
-        "stretches": keyed.window(ps.session("2min")).process(
+        "stretches": keyed.window(ps.windows.session("2min")).process(
             Listed(), uid="stretches", schema="app string, n string"
         ),
-        "sessions": keyed.window(ps.session("2min")).aggregate(n=F.count("*"), uid="sessions"),
-        "early": keyed.window(ps.tumbling("10min"), early="1d").aggregate(n=F.count("*"), uid="early"),
+        "sessions": keyed.window(ps.windows.session("2min")).aggregate(n=F.count("*"), uid="sessions"),
+        "early": keyed.window(ps.windows.tumbling("10min"), early="1d").aggregate(
+            n=F.count("*"), uid="early"
+        ),
         "paid": rows.join(
             other, on="app", within=("0s", "1min"), how="full", event_time=("at", "at2"), uid="paid"
         ),

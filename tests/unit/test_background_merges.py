@@ -40,7 +40,7 @@ from penstock.state.merge_orders import (
 )
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from services.patience import PATIENCE_S
 
 VIEWS = SubtaskId("views", 0)
@@ -232,7 +232,7 @@ def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
 def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
     """The driver hears why; no file of it stays, neither on the machine nor in storage."""
     before = site.storage.names()
-    full = Failure(operation="upload", error=lambda _: UnavailableError("no space left on device"))
+    full = PlannedFailure(operation="upload", error=lambda _: UnavailableError("no space left on device"))
     Merger().submit(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(full,)))))
     answer = site.letters.get(timeout=PATIENCE_S)
     assert isinstance(answer, MergeFailed)
@@ -244,7 +244,7 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
 def test_a_merge_whose_storing_was_not_confirmed_names_its_file(site: Site) -> None:
     """Storage may hold the file although it said no: the driver hears its name, so that it can be discarded."""
     before = set(site.storage.names())
-    lost = Failure(
+    lost = PlannedFailure(
         operation="upload", error=lambda _: UnavailableError("the connection broke"), performed=True
     )
     answer = perform(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(lost,)))))

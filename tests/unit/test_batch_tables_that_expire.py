@@ -23,7 +23,9 @@ class Entries(ps.BatchProcess):
     read = ps.MapState("string", "long", ttl=ps.TimeToLive("10s", since="read"))
     listed = ps.ListState("long", ttl="10s")
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         sets = pa.compute.equal(batch["op"], "set")
         at = pa.array(batch.key_index).filter(sets)
         for name in ("written", "read"):

@@ -11,12 +11,13 @@ import pytest
 from pyspark.sql import DataFrame
 
 from penstock.errors import BadRecordError
-from penstock.event_times import ANY_TIME, Limits, inherited_event_time, streams_that_meet
-from penstock.graph import EventTime, Node, Source, Top, Transform, Union
+from penstock.graph import EventTime, Source, Transform, Union, streams_that_meet
+from penstock.operators.base import Node
 from penstock.operators.clock import OperatorClock
 from penstock.operators.row_times import RowTimes
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn
 from penstock.operators.times_of_rows import judged_by_time
+from penstock.operators.top import Top
 
 NOW = datetime(2024, 10, 3, tzinfo=UTC)
 FRAME = cast("DataFrame", None)
@@ -33,7 +34,7 @@ def limits(*settings: tuple[int | None, bool]) -> tuple[int | None, bool]:
         Source(f"s{at}", FRAME, None, EventTime("at", 0, None, ahead_us, refuses_absurd=refuses))
         for at, (ahead_us, refuses) in enumerate(settings)
     ]
-    time = inherited_event_time(reduce(Union, streams))
+    time = reduce(Union, streams).event_time_column()
     assert time is not None
     return time.ahead_us, time.refuses_absurd
 
@@ -51,7 +52,7 @@ def test_each_stream_is_judged_by_its_own_sources() -> None:
     given = Transform(Top("top", near, ("k",), 1, (), (), ()), lambda frame: frame)
     both = Union(met, given)
     assert streams_that_meet(both) == [(near, Limits(5)), (timeless, ANY_TIME), (given, ANY_TIME)]
-    assert inherited_event_time(both) == TimeColumn("at", of_results=True)
+    assert both.event_time_column() == TimeColumn("at", of_results=True)
 
 
 def test_a_window_may_end_next_month() -> None:

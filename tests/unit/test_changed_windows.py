@@ -25,25 +25,28 @@ from penstock.recovery.state_match import match_state
 MS = 1_000
 LONG_US = 1_000 * MS
 KINDS: dict[str, Callable[[int], Any]] = {
-    "tumbling": lambda lateness_us: WindowAggregates(ps.tumbling("10ms"), lateness_us),
-    "sliding": lambda lateness_us: WindowAggregates(ps.sliding("10ms", "5ms"), lateness_us),
-    "sessions": lambda lateness_us: SessionAggregates(ps.session("10ms"), lateness_us),
-    "rows": lambda lateness_us: WindowCalls(ps.tumbling("10ms"), lateness_us),
-    "rows of sliding": lambda lateness_us: WindowCalls(ps.sliding("10ms", "5ms"), lateness_us),
-    "rows of sessions": lambda lateness_us: SessionCalls(ps.session("10ms"), lateness_us),
+    "tumbling": lambda lateness_us: WindowAggregates(ps.windows.tumbling("10ms"), lateness_us),
+    "sliding": lambda lateness_us: WindowAggregates(ps.windows.sliding("10ms", "5ms"), lateness_us),
+    "sessions": lambda lateness_us: SessionAggregates(ps.windows.session("10ms"), lateness_us),
+    "rows": lambda lateness_us: WindowCalls(ps.windows.tumbling("10ms"), lateness_us),
+    "rows of sliding": lambda lateness_us: WindowCalls(ps.windows.sliding("10ms", "5ms"), lateness_us),
+    "rows of sessions": lambda lateness_us: SessionCalls(ps.windows.session("10ms"), lateness_us),
 }
 
-TEN, TWENTY = ps.tumbling("10s"), ps.tumbling("20s")
+TEN, TWENTY = ps.windows.tumbling("10s"), ps.windows.tumbling("20s")
 REFUSED: dict[str, tuple[Any, Any]] = {
     "size": (WindowAggregates(TEN), WindowAggregates(TWENTY)),
     "size, own code": (WindowCalls(TEN), WindowCalls(TWENTY)),
-    "offset": (WindowAggregates(TEN), WindowAggregates(ps.tumbling("10s", offset="1s"))),
-    "step": (WindowAggregates(ps.sliding("10s", "5s")), WindowAggregates(ps.sliding("10s", "2s"))),
-    "kind": (WindowAggregates(TEN), SessionAggregates(ps.session("10s"))),
-    "gap": (SessionAggregates(ps.session("10s")), SessionAggregates(ps.session("20s"))),
-    "gap, own code": (SessionCalls(ps.session("10s")), SessionCalls(ps.session("20s"))),
-    "number of rows": (CountAggregates(ps.count_window(3)), CountAggregates(ps.count_window(4))),
-    "number of rows, own code": (CountCalls(ps.count_window(3)), CountCalls(ps.count_window(4))),
+    "offset": (WindowAggregates(TEN), WindowAggregates(ps.windows.tumbling("10s", offset="1s"))),
+    "step": (
+        WindowAggregates(ps.windows.sliding("10s", "5s")),
+        WindowAggregates(ps.windows.sliding("10s", "2s")),
+    ),
+    "kind": (WindowAggregates(TEN), SessionAggregates(ps.windows.session("10s"))),
+    "gap": (SessionAggregates(ps.windows.session("10s")), SessionAggregates(ps.windows.session("20s"))),
+    "gap, own code": (SessionCalls(ps.windows.session("10s")), SessionCalls(ps.windows.session("20s"))),
+    "number of rows": (CountAggregates(ps.windows.count(3)), CountAggregates(ps.windows.count(4))),
+    "number of rows, own code": (CountCalls(ps.windows.count(3)), CountCalls(ps.windows.count(4))),
     "early results": (WindowAggregates(TEN), WindowAggregates(TEN, early_us=5)),
     "no early results": (WindowAggregates(TEN, early_us=5), WindowAggregates(TEN)),
 }

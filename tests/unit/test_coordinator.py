@@ -24,7 +24,7 @@ from penstock.checkpoint.events import (
     Tick,
 )
 from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed, read_metadata
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing
 from penstock.errors import (
@@ -39,7 +39,7 @@ from penstock.ownership.claim import claim
 from penstock.ownership.holds import BELIEVED_S, HOLD_S, put_hold, release_hold
 from penstock.recovery.checkpoint_reader import retained_checkpoint
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from penstock.testing.simulation.external import External
 from penstock.testing.virtual import VirtualClock
 
@@ -70,7 +70,7 @@ class Scene:
         self.sink = TroubledSink(self.external, self.refusals)
         settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
         identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT}, {"views": ()})
-        protocol = Protocol(settings, identity, self.retained, Now(0.0, 0.0))
+        protocol = Protocol(settings, identity, self.retained, EventTimestamp(0.0, 0.0))
         self.protocol = protocol
         self.calls: list[SinkCall] = []
         self.coordinator = Coordinator(
@@ -112,7 +112,7 @@ class Scene:
 
 def metadata_fails(times: int, *, performed: bool) -> FaultPlan:
     return FaultPlan(
-        failures=(Failure(pattern="chk-*", operation="create", times=times, performed=performed),)
+        failures=(PlannedFailure(pattern="chk-*", operation="create", times=times, performed=performed),)
     )
 
 
@@ -167,7 +167,7 @@ def test_metadata_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_fence_that_cannot_be_looked_at_is_a_failed_checkpoint(tmp_path: Path) -> None:
     """A storage that does not list `runs/` for a moment costs one checkpoint, not the run."""
-    scene = Scene(tmp_path, FaultPlan(failures=(Failure(pattern="runs", operation="names", times=3),)))
+    scene = Scene(tmp_path, FaultPlan(failures=(PlannedFailure(pattern="runs", operation="names", times=3),)))
     scene.batch(0)
     assert scene.checkpoints == []
     scene.batch(1)
@@ -304,7 +304,7 @@ def test_what_could_not_be_deleted_goes_first_the_next_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A checkpoint never outlives a file that it names, even when storage refuses to delete for a while."""
-    scene = Scene(tmp_path, FaultPlan(failures=(Failure(pattern=chk(0), operation="delete"),)))
+    scene = Scene(tmp_path, FaultPlan(failures=(PlannedFailure(pattern=chk(0), operation="delete"),)))
     scene.batch(0)
     scene.batch(1)
     assert "left to be deleted later" in caplog.text
@@ -478,7 +478,7 @@ def test_a_hold_keeps_the_checkpoint_that_it_names(tmp_path: Path) -> None:
 
 def test_who_cannot_see_the_holds_deletes_nothing(tmp_path: Path) -> None:
     """As long as the listing fails, checkpoints complete and none is subsumed."""
-    plan = FaultPlan(failures=(Failure(pattern="holds", operation="names", times=1),))
+    plan = FaultPlan(failures=(PlannedFailure(pattern="holds", operation="names", times=1),))
     scene = Scene(tmp_path, plan)
     for number in (0, 1):
         scene.batch(number)
@@ -491,7 +491,7 @@ def test_a_dead_hold_that_cannot_be_deleted_holds_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is another user's file: checkpoints are subsumed all the same, and the log says so once."""
-    plan = FaultPlan(failures=(Failure(pattern="holds/*", operation="delete", times=99),))
+    plan = FaultPlan(failures=(PlannedFailure(pattern="holds/*", operation="delete", times=99),))
     scene = Scene(tmp_path, plan)
     put_hold(scene.plain, "ab", scene.clock.wall() - HOLD_S - 2 * BELIEVED_S, "a reader of another user")
     for number in range(4):
@@ -504,7 +504,7 @@ def test_a_dead_hold_that_cannot_be_deleted_holds_nothing(
 
 def test_holds_that_can_never_be_seen_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is deleted then, for as long as that lasts: a warning says why storage fills, and not at every checkpoint."""
-    plan = FaultPlan(failures=(Failure(pattern="holds", operation="names", times=3),))
+    plan = FaultPlan(failures=(PlannedFailure(pattern="holds", operation="names", times=3),))
     scene = Scene(tmp_path, plan)
     for number in range(4):
         scene.batch(number)

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from penstock.demo.display import Display
+from penstock.demo.display import DemoDisplay
 from penstock.demo.settings import DemoSettings, Finished, Killed, Message, Moved
-from penstock.demo.supervisor import Supervisor
+from penstock.demo.supervisor import DemoSupervisor
 from penstock.errors import JobFailedError
-from penstock.testing.kill_points import Moment
+from penstock.testing.kill_points import KillMoment
 
 SAYING = """
 import os, signal, sys
@@ -26,15 +26,15 @@ if sys.argv[2] == "killed":
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path) -> Supervisor:
+def supervisor(tmp_path: Path) -> DemoSupervisor:
     settings = DemoSettings(folder=str(tmp_path))
-    return Supervisor(settings, Display(settings, Console(file=io.StringIO())))
+    return DemoSupervisor(settings, DemoDisplay(settings, Console(file=io.StringIO())))
 
 
 def drivers(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, list[Message]]) -> None:
     """Drivers that say this, one after the other, and end so."""
 
-    def start(self: Supervisor, number: int, log: io.BufferedWriter) -> subprocess.Popen[bytes]:
+    def start(self: DemoSupervisor, number: int, log: io.BufferedWriter) -> subprocess.Popen[bytes]:
         end, messages = said[number]
         lines = "".join(f"{msgspec.json.encode(one).decode()}\n" for one in messages)
         command = [sys.executable, "-c", SAYING, lines, end]
@@ -42,21 +42,21 @@ def drivers(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, list[Message]]) -
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
 
-    monkeypatch.setattr(Supervisor, "_start", start)
+    monkeypatch.setattr(DemoSupervisor, "_start", start)
 
 
-KILLED = Killed(Moment.BEFORE_COMPLETE, 1)
+KILLED = Killed(KillMoment.BEFORE_COMPLETE, 1)
 MOVED = Moved(batch=2, checkpoint=1, read=500)
 
 
-def test_a_word_behind_the_last_words(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_behind_the_last_words(supervisor: DemoSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of the driver that says how far it is, while another kills it, does not make the kill an accident."""
     drivers(monkeypatch, ("killed", [KILLED, MOVED]), ("ended", [MOVED, Finished(), MOVED]))
     supervisor.run()
     assert len(supervisor.kills) == 1
 
 
-def test_a_death_that_was_not_planned(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_that_was_not_planned(supervisor: DemoSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that dies without a word about it ends the demonstration."""
     drivers(monkeypatch, ("killed", [MOVED]))
     with pytest.raises(JobFailedError, match="ended with code -9"):

@@ -22,16 +22,16 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import EVENT_TIME_US, AggregateTask
 from penstock.engine.executor import Executor
-from penstock.engine.tagged_rows import RESULTS
-from penstock.engine.task_rows import TaskRows
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.distinct_values import aggregate_layout
+from penstock.operators.inputs import TaskRows
 from penstock.operators.keyed_process import Context
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
 from penstock.operators.two_input_rows import TIME, in_one_table
@@ -59,7 +59,7 @@ class KeyByKey(ps.KeyedProcess):
     read = ps.ValueState("string", ttl=READ)
     plain = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.plain.value += 1
         for row in rows:
             self.step(row.what)
@@ -67,7 +67,7 @@ class KeyByKey(ps.KeyedProcess):
                 ctx.set_timer(moment(microseconds(row.at, "") + 3))
         yield key, self.seen(looks="look" in rows.column("what"))
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.step("value")
         yield key, self.seen(looks=False)
 
@@ -97,7 +97,9 @@ class InColumns(ps.BatchProcess):
     elements = ps.ListState("string", ttl=TTL)
     plain = ps.ValueState("long", default=0)
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         state["plain"] = [number + 1 for number in state["plain"].to_pylist()]
         columns = batch.key_index.tolist(), batch["what"].to_pylist(), batch["at"].to_pylist()
         for index, what, at in zip(*columns, strict=True):
@@ -110,11 +112,13 @@ class InColumns(ps.BatchProcess):
                 state.set_timers([moment(microseconds(at, "") + 3)], [index])
         return {"k": keys["k"], "seen": self.seen(state)}
 
-    def on_timers(self, keys: ps.BatchKeys, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+    def on_timers(
+        self, keys: ps.types.BatchKeys, timers: ps.types.BatchTimers, state: ps.types.BatchState
+    ) -> Any:
         state["entries"].put(list(range(len(keys))), ["a"] * len(keys), ["y"] * len(keys))
         return {"k": keys["k"], "seen": self.seen(state)}
 
-    def seen(self, state: ps.BatchState) -> list[str]:
+    def seen(self, state: ps.types.BatchState) -> list[str]:
         entries = state["entries"].contains(list(range(len(state))), ["a"] * len(state)).to_pylist()
         whose = state["elements"].rows()["key_index"].to_pylist()
         return [json.dumps([False, entries[at], at in whose]) for at in range(len(state))]

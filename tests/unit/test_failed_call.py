@@ -227,7 +227,7 @@ def test_states_are_called_what_they_were_declared_as(tmp_path: Path) -> None:
         seen = ps.ListState("long")
         total = ps.ValueState("array<long>", default=[])
 
-        def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+        def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
             for state in (self.counts, self.seen, self.total):
                 try:
                     state.nothing  # type: ignore[union-attr]  # noqa: B018

@@ -22,7 +22,7 @@ from penstock.state.types import arrow_schema
 class Reused(ps.KeyedProcess):
     """One dictionary for all results."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[dict[str, Any]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[dict[str, Any]]:
         result: dict[str, Any] = {"k": key}
         for row in rows:
             result["n"] = row.n
@@ -32,7 +32,9 @@ class Reused(ps.KeyedProcess):
 class Growing(ps.KeyedProcess):
     """One list in all results, as a tuple."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, list[int]]]:
+    def process(
+        self, key: str, rows: ps.types.Rows, ctx: ps.types.Context
+    ) -> Iterator[tuple[str, list[int]]]:
         seen: list[int] = []
         for row in rows:
             seen.append(row.n)
@@ -45,7 +47,9 @@ class Assigned(ps.KeyedProcess):
     numbers = ps.ListState("long")
     by_number = ps.MapState("long", "long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, list[int]]]:
+    def process(
+        self, key: str, rows: ps.types.Rows, ctx: ps.types.Context
+    ) -> Iterator[tuple[str, list[int]]]:
         self.numbers += rows.column("n")
         self.by_number |= {row.n: row.n for row in rows}
         yield key, [*self.numbers, *sorted(self.by_number)]
@@ -81,7 +85,7 @@ def test_assignments_in_place(tmp_path: Path) -> None:
 class Named(ps.KeyedProcess):
     """Results whose names are the columns, in another order, with a list that is changed afterwards."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         seen: list[int] = []
         for row in rows:
             seen.append(row.n)
@@ -115,7 +119,7 @@ class Everything(ps.KeyedProcess):
     data = ps.ValueState("binary")
     read: ClassVar[list[Any]] = []
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         if self.pair.value is None:
             data = bytearray(b"x")
             self.pair.value = (1, "b")
@@ -146,7 +150,9 @@ class Shared(ps.BatchProcess):
 
     total = ps.ValueState("long", default=0)
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Iterator[Any]:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Iterator[Any]:
         buffer = np.full(len(keys), 7)
         frame = pd.DataFrame({"k": keys["k"].to_pylist(), "n": 0})
         state["total"] = buffer
@@ -168,7 +174,7 @@ def test_columns_that_are_changed_afterwards(tmp_path: Path) -> None:
 class WithoutKey(ps.Process):
     """One dictionary for all results, without a key."""
 
-    def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[dict[str, Any]]:
+    def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[dict[str, Any]]:
         result: dict[str, Any] = {}
         for row in rows:
             result["n"] = row.n
@@ -184,7 +190,7 @@ def test_without_a_key_too(tmp_path: Path) -> None:
 class SparksRows(ps.KeyedProcess):
     """What somebody who comes from transformWithState leaves in."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         seen: list[int] = []
         for row in rows:
             seen.append(row.n)

@@ -8,8 +8,11 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Dedupe, Graph, Late, Output, Source, Window
+from penstock.graph import Graph, Late, Output, Source
+from penstock.operators.aggregate import Aggregate
+from penstock.operators.dedupe import Dedupe
 from penstock.operators.row_order import Order, parse_order
+from penstock.operators.window import Window
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.status.plan_nodes import plan_nodes

@@ -24,20 +24,20 @@ KEY = pa.schema([("k", pa.string())])
 class Count(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class CountAndLargest(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)
     largest = ps.ValueState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class Seen(ps.KeyedProcess):
     seen = ps.MapState("string", "long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 def refusal(tmp_path: Path, stored: dict[str, Any], now: dict[str, Any]) -> str:

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from penstock.engine.dedupe_task import DedupeTask
+from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from builders.task_cluster import AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.dedupe_task import DedupeTask
-from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 from penstock.engine.window_task import WindowProcessTask
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
@@ -125,7 +125,7 @@ def seen(rows: list[Row]) -> Counter[str]:
 class Gives(ps.WindowProcess):
     """Gives the rows that it is called with."""
 
-    def process(self, key: Any, window: Any, rows: ps.Rows, ctx: Context) -> Iterator[Any]:
+    def process(self, key: Any, window: Any, rows: ps.types.Rows, ctx: Context) -> Iterator[Any]:
         for row in rows:
             yield tuple(getattr(row, name) for name in ROWS.names)
 
@@ -143,11 +143,11 @@ class Hostile(BuiltIn):
         right = InputColumns(other, ("r_k",), TimeColumn("r_at"))
         self.other = other
         specs: dict[str, Callable[[], Any]] = {
-            "tumbling": lambda: WindowRowsSpec(KEY, ps.tumbling("1d"), 0, ROWS, time, (), code),
+            "tumbling": lambda: WindowRowsSpec(KEY, ps.windows.tumbling("1d"), 0, ROWS, time, (), code),
             "session": lambda: SessionRowsSpec(KEY, SessionWindows(60_000_000), 0, ROWS, time, (), code),
             "count": lambda: CountRowsSpec(KEY, CountWindows(2), ROWS, WindowCode(Gives(), ROWS, None)),
             "interval join": lambda: JoinSpec.by_interval(left, right, -1, 1, How.FULL),
-            "window join": lambda: JoinSpec.by_window(left, right, ps.tumbling("1d"), How.FULL),
+            "window join": lambda: JoinSpec.by_window(left, right, ps.windows.tumbling("1d"), How.FULL),
             "unbounded join": lambda: JoinSpec.unbounded(left, right),
             "lookup": lambda: LookupSpec(left, right, inner=False),
             "dedupe": lambda: DedupeSpec(ROWS, ("k", "id"), time, 10),
@@ -293,7 +293,7 @@ class Remembers(ps.KeyedProcess):
     elements = ps.ListState(STRUCT)
     first = ps.ReducingState(STRUCT, lambda one, other: one)
 
-    def process(self, key: str, rows: ps.Rows, ctx: Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: Context) -> Iterator[Any]:
         if self.last.value is not None:
             yield (key, -1, None, *self.last.value.values())
             yield (key, -2, None, *self.first.value.values())
@@ -318,7 +318,9 @@ class RemembersInColumns(ps.BatchProcess):
     last = ps.ValueState(STRUCT)
     entries = ps.MapState("long", STRUCT)
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         stored = one_array(state["last"])
         yield self._given(keys["k"], pa.array([-1] * len(keys)), stored, stored.is_valid())
         rows = state["entries"].rows()

@@ -25,12 +25,12 @@ from penstock.supervise import family, program
 from penstock.supervise.decisions import SAME_WISH_S, Supervision
 from penstock.supervise.family import GRACE_S, Remains
 from penstock.supervise.keeper import Keeper, Program
-from penstock.supervise.words import (
+from penstock.supervise.messages import (
     ENVIRONMENT,
     ID_ENVIRONMENT,
     Lines,
-    Said,
-    Wish,
+    ProgramReport,
+    SignalRequest,
     line,
     read_said,
     socket_name,
@@ -258,10 +258,10 @@ def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         heard, kept = Program(1, ours), kept_alive(["true"])
-        kept._heard(Said(job="a", storage=str(tmp_path)), heard)
-        kept._heard(Said(failed="CorruptStateError", exit_code=3), heard)
+        kept._heard(ProgramReport(job="a", storage=str(tmp_path)), heard)
+        kept._heard(ProgramReport(failed="CorruptStateError", exit_code=3), heard)
         assert heard.told == 3
-        kept._heard(Said(job="b", storage=str(tmp_path)), heard)
+        kept._heard(ProgramReport(job="b", storage=str(tmp_path)), heard)
         assert heard.told == 0
 
 
@@ -298,13 +298,13 @@ def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:
         assert ours._lock.acquire(timeout=1)
         ours._lock.release()
         ours._lock.release()
-        ours.say(Said(job="j"))
+        ours.say(ProgramReport(job="j"))
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    lines, heard = Lines(), list[Said]()
+    lines, heard = Lines(), list[ProgramReport]()
     while len(heard) < 2:
         heard += read_said(lines.add(connection.recv(1000)))
-    assert heard == [Said(signal=signal.SIGUSR1), Said(job="j")]
+    assert heard == [ProgramReport(signal=signal.SIGUSR1), ProgramReport(job="j")]
 
 
 @pytest.fixture
@@ -328,8 +328,8 @@ def test_a_supervisor_that_stands_still_keeps_nobody_from_stopping_the_job(conne
     for _ in tries(0.01):
         if counted == [0, 1]:
             break
-    connection.sendall(line(Wish(signal.SIGUSR1)))
-    connection.sendall(line(Wish(signal.SIGUSR1)))  # this one is another
+    connection.sendall(line(SignalRequest(signal.SIGUSR1)))
+    connection.sendall(line(SignalRequest(signal.SIGUSR1)))  # this one is another
     for _ in tries(0.01):
         if len(counted) > 2:
             break
@@ -338,7 +338,7 @@ def test_a_supervisor_that_stands_still_keeps_nobody_from_stopping_the_job(conne
 
 def test_a_signal_that_came_to_all_counts_once(connection, counted, monkeypatch) -> None:
     """The supervisor has passed it on already, and says nothing more."""
-    connection.sendall(line(Wish(signal.SIGUSR1)))
+    connection.sendall(line(SignalRequest(signal.SIGUSR1)))
     for _ in tries(0.01):
         if counted == [1]:
             break
@@ -377,9 +377,7 @@ def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monke
     os.set_inheritable(int(name.partition(":")[0]), True)
     program.keep_to_oneself()
     assert ENVIRONMENT not in os.environ
-    look = (
-        "import sys; from penstock.supervise.words import socket_name; print(socket_name(int(sys.argv[1])))"
-    )
+    look = "import sys; from penstock.supervise.messages import socket_name; print(socket_name(int(sys.argv[1])))"
     command = [sys.executable, "-c", look, name.partition(":")[0]]
     told = subprocess.run(command, close_fds=False, check=True, capture_output=True, text=True)
     assert told.stdout.strip() != name
@@ -389,10 +387,10 @@ def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monke
 
 def test_that_it_goes_is_told_once() -> None:
     """When the first batch is done: a job that could not come up at once does it later."""
-    said = list[Said]()
+    said = list[ProgramReport]()
 
     class Watching:
-        def say(self, one: Said) -> None:
+        def say(self, one: ProgramReport) -> None:
             said.append(one)
 
     telling, progress = _Telling(Watching()), Progress()  # type: ignore[arg-type]
@@ -400,8 +398,8 @@ def test_that_it_goes_is_told_once() -> None:
     progress.batches = 1
     assert telling.look(progress)
     assert not telling.look(progress)
-    assert said == [Said(going=True)]
-    assert line(Said(going=True)) == b'{"going":true}\n'
+    assert said == [ProgramReport(going=True)]
+    assert line(ProgramReport(going=True)) == b'{"going":true}\n'
 
 
 def test_jobs_that_start_in_several_threads_have_one_supervisor(connection, monkeypatch) -> None:

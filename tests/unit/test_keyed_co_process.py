@@ -33,7 +33,7 @@ class Both(ps.KeyedCoProcess):
     seen = ps.ListState("string")
     lefts = ps.ValueState("long", default=0)
 
-    def process_left(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process_left(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         assert rows.to_arrow().column_names == ["n", "k"]
         for row in rows:
             assert row.k == key
@@ -41,7 +41,7 @@ class Both(ps.KeyedCoProcess):
         self.lefts.value += len(rows)
         yield key, f"left {self.lefts.value}"
 
-    def process_right(self, key: str, rows: ps.Rows, ctx: ps.Context) -> list[tuple[str, str]]:
+    def process_right(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> list[tuple[str, str]]:
         assert rows.to_arrow().column_names == ["id", "word"]
         assert set(rows.column("id")) == {key}
         for word in rows.column("word"):
@@ -110,7 +110,7 @@ def test_bad_rows_of_both_streams_are_letters_as_they_came() -> None:
     """A row for which a call raises is bad, on either side; each letter has the columns of its own stream."""
 
     class Strict(Both):
-        def process_left(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+        def process_left(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
             yield from super().process_left(key, rows, ctx)
             if 9 in rows.column("n"):
                 raise ValueError("a bad number")
@@ -139,15 +139,15 @@ class WithTimers(ps.KeyedCoProcess):
 
     waits = ps.ValueState("long")
 
-    def process_left(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process_left(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         self.waits.value = rows[0].n
         ctx.set_timer(datetime.fromtimestamp(rows[0].n, UTC) + timedelta(seconds=10))
 
-    def process_right(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process_right(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         yield key, f"{self.waits.value} {rows[0].word}"
         self.waits.clear()
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[Any]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[Any]:
         if self.waits.value is not None:
             yield key, f"nobody came for {self.waits.value}"
 

@@ -10,7 +10,7 @@ from builders.protocol_story import handle
 from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.later_versions import LaterVersions
-from penstock.checkpoint.pending import Now, Pending
+from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
 
@@ -69,7 +69,7 @@ def test_it_takes_what_the_plain_rule_takes(seed: int) -> None:
         taken = later.to_take(CheckpointId(barrier))
         assert taken == plainly([one for one in finished if one.batch > done], stored, barrier)
         if len(taken) == len(SUBTASKS) and rng.random() < 0.5:
-            pending = Pending(CheckpointId(barrier), Now(0.0, 0.0), finished[barrier], taken)
+            pending = Pending(CheckpointId(barrier), EventTimestamp(0.0, 0.0), finished[barrier], taken)
             cut = later.cut(pending)
             assert cut == finished[min(one.version for one in taken.values())]
             done = cut.batch

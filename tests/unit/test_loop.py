@@ -17,7 +17,7 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, CheckpointListener
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
@@ -33,7 +33,9 @@ def make_loop(claim, failures):
 
     def make(post, run_commit):
         identity = Identity("job", run, 1, 128, {}, {})
-        protocol = Protocol(Checkpointing(interval="1h"), identity, [], Now(SYSTEM_CLOCK.monotonic(), 0.0))
+        protocol = Protocol(
+            Checkpointing(interval="1h"), identity, [], EventTimestamp(SYSTEM_CLOCK.monotonic(), 0.0)
+        )
         return Coordinator(
             protocol,
             storage=storage,
@@ -115,7 +117,7 @@ def loop_with(claim, sinks, completed=None, on_failure=pytest.fail) -> Coordinat
 
     def make(post, run_commit):
         protocol = Protocol(
-            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], Now(0.0, 0.0)
+            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], EventTimestamp(0.0, 0.0)
         )
         return Coordinator(
             protocol,

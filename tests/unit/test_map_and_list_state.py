@@ -92,7 +92,7 @@ def test_they_act_as_pythons_own(backend: str, events: list[Any], few: int) -> N
 class Appends(ps.KeyedProcess):
     elements = ps.ListState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.elements.extend(row.b for row in rows)
         yield key, json.dumps(list(self.elements))
 
@@ -115,7 +115,7 @@ class Containers(ps.KeyedProcess):
     by_day = ps.MapState("date", "array<long>")
     carts = ps.ListState("struct<items:array<string>,n:long>")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         for row in rows:
             day = dt.date(2026, 1, row.b + 1)
             self.by_day.setdefault(day, []).append(row.b)
@@ -164,7 +164,7 @@ class Odd(ps.KeyedProcess):
     small = ps.MapState("byte", "long")
     texts = ps.ListState("string")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         for row in rows:
             match row.name:
                 case "nan":
@@ -231,7 +231,7 @@ class Walks(ps.KeyedProcess):
     entries = ps.MapState("string", "long")
     elements = ps.ListState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         if not self.entries:
             self.entries.update(a=1, b=2, c=3)
             self.elements.extend([1, 2, 3])
@@ -258,7 +258,7 @@ class Searches(ps.KeyedProcess):
 
     elements = ps.ListState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         if not self.elements:
             self.elements.extend(range(200))
             return
@@ -300,7 +300,7 @@ class Holds(ps.KeyedProcess):
     def __init__(self) -> None:
         self.held: list[str] = []
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         if rows[0].name == "read":
             yield (
                 key,
@@ -339,7 +339,7 @@ class Gives(ps.KeyedProcess):
     def __init__(self, to: str) -> None:
         self.to = to
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, Any, Any]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, Any, Any]]:
         self.seen.append(key)
         self.by_name[key] = 1
         match self.to:
@@ -367,7 +367,7 @@ class Asks(ps.KeyedProcess):
     numbers = ps.MapState("long", "long")
     texts = ps.MapState("string", "long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.numbers[1] = self.texts["x"] = 1
         seen = [self.numbers.get(key, "no") for key in (None, 2**70)]
         yield key, json.dumps([*seen, *(key in self.texts for key in (None, "\ud800"))])
@@ -388,7 +388,7 @@ class Counts(ps.KeyedProcess):
 
     numbers = ps.MapState("double", "long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         for row in rows:
             if row.name == "clear":
                 self.numbers.clear()

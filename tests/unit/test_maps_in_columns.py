@@ -90,7 +90,7 @@ class Rowwise(ps.KeyedProcess):
     elements = ps.ListState("long")
     last = ps.ValueState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, int, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, int, str]]:
         for row in sorted(rows, key=lambda row: row.at):
             seen = STEPS[row.name](Kept(self.entries, self.numbers, self.elements), row.a, row.b)
             self.last.value = None if row.name == "forget" else row.at
@@ -106,7 +106,9 @@ class InColumns(ps.BatchProcess):
     elements = ps.ListState("long")
     last = ps.ValueState("long")
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         rows = batch.to_arrow().append_column("key", pa.array(batch.key_index)).sort_by("at").to_pylist()
         names = keys["k"].to_pylist()
         for name, steps in groupby(rows, key=lambda row: row["name"]):
@@ -134,7 +136,7 @@ class Group(NamedTuple):
     def numbers(self) -> list[float]:
         return [RAW[text] for text in self.a]
 
-    def mask(self, state: ps.BatchState) -> np.ndarray:
+    def mask(self, state: ps.types.BatchState) -> np.ndarray:
         return np.isin(np.arange(len(state)), self.key)
 
 
@@ -149,19 +151,19 @@ def of_key(rows: Any, at: int, *names: str) -> list[list[Any]]:
     ]
 
 
-def numbers_seen(state: ps.BatchState, one: Group) -> list[str]:
+def numbers_seen(state: ps.types.BatchState, one: Group) -> list[str]:
     every, got = state["numbers"].rows(), state["numbers"].get(one.key, one.numbers).to_pylist()
     pairs = [sorted(str(tuple(pair)) for pair in of_key(every, at, "key", "value")) for at in one.key]
     return [shown([value, pair]) for value, pair in zip(got, pairs, strict=True)]
 
 
-def drop_first(state: ps.BatchState, one: Group) -> None:
+def drop_first(state: ps.types.BatchState, one: Group) -> None:
     for key in one.key:  # one by one: a key may be there twice
         rows = state["elements"].rows(np.arange(len(state)) == key)
         state["elements"].delete(rows["key_index"].slice(0, 1), rows["position"].slice(0, 1))
 
 
-COLUMN_STEPS: dict[str, Callable[[ps.BatchState, Group], Any]] = {
+COLUMN_STEPS: dict[str, Callable[[ps.types.BatchState, Group], Any]] = {
     "put": lambda state, one: state["entries"].put(one.key, pa.array(one.a), pd.Series(one.b, dtype="Int64")),
     "get": lambda state, one: texts_of(state["entries"].get(one.key.tolist(), one.a)),
     "contains": lambda state, one: texts_of(state["entries"].contains(pl.Series(one.key), pl.Series(one.a))),
@@ -268,7 +270,9 @@ class Calls(ps.BatchProcess):
     def __init__(self, call: Any) -> None:
         self.call = call
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         self.call(state)
 
 
@@ -315,7 +319,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, call: Any, says: str) -> N
 def test_a_key_that_is_null_is_not_there(tmp_path: Path) -> None:
     """Asked for, a null is no entry, as in a map key by key."""
 
-    def call(state: ps.BatchState) -> None:
+    def call(state: ps.types.BatchState) -> None:
         state["by_shop"].put([0], ["a"], [1])
         assert state["by_shop"].get([0, 0], [None, "a"]).to_pylist() == [None, 1]
         assert state["by_shop"].contains([0], [None]).to_pylist() == [False]

@@ -24,7 +24,7 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, InternalE
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_metadata_in_the_folder_of_another_checkpoint_is_refused(storage: LocalS
 
 def test_a_lost_answer_is_seen_through(storage: LocalStorage) -> None:
     """A write that was performed although it reported an error is found to exist."""
-    plan = FaultPlan(failures=(Failure(operation="create", performed=True),))
+    plan = FaultPlan(failures=(PlannedFailure(operation="create", performed=True),))
     faulty = FaultyStorage(storage, plan)
     with pytest.raises(UnavailableError):
         write_metadata(faulty, completed(7))

@@ -53,7 +53,7 @@ class Keeps(ps.Process):
     split = ps.OperatorListState("long")
     whole = ps.OperatorListState("struct<x:long>", on_rescale="whole")
 
-    def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str]]:
+    def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str]]:
         for row in rows:
             do(self.split, row.op, row.x)
             plain = [one["x"] for one in self.whole]
@@ -163,11 +163,11 @@ class Checks(ps.KeyedProcess):
     n = ps.ValueState("long", default=0)
     rules = ps.BroadcastState("string", "struct<max:long,seen:array<long>>")
 
-    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for row in rows:
             apply(self.rules, row.op, row.name, row.max)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[Any, ...]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[Any, ...]]:
         for row in rows:
             self.n.value += 1
             rule = self.rules.get(row.name)
@@ -258,10 +258,10 @@ def test_many_rules_and_long_lists(tmp_path: Path, backend: str) -> None:
         rules = ps.BroadcastState("long", "long")
         items = ps.OperatorListState("long")
 
-        def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+        def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
             self.rules.update((number, row.max + number) for row in rows for number in range(5000))
 
-        def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str]]:
+        def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str]]:
             for row in rows:
                 self.items.extend(range(row.x))
             yield (json.dumps([sum(self.rules[number] for number in range(5000)), len(self.items)]),)
@@ -283,7 +283,7 @@ class InColumns(ps.BatchProcess):
     n = ps.ValueState("long", default=0)
     rules = ps.BroadcastState("string", "long")
 
-    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for row in rows:
             self.rules[row.name] = row.max
 
@@ -316,7 +316,7 @@ def test_bad_rows_beside_a_broadcast_side(tmp_path: Path, policy: OnBadRecord) -
     """Rows without a key, and those of a call that fails, are left out; rows of the broadcast side are none of them."""
 
     class Picky(Checks):
-        def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[Any, ...]]:
+        def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[Any, ...]]:
             yield from super().process(key, rows, ctx)
             if key == "q":
                 raise ValueError("not this one")
@@ -343,12 +343,12 @@ class Shares(ps.Process):
     rules = ps.BroadcastState("string", "array<long>")
     kept = ps.OperatorListState("array<long>")
 
-    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         self.given = [row.max for row in rows]
         self.rules["a"] = self.given
         self.kept.append(self.given)
 
-    def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str]]:
+    def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str]]:
         self.given.append(-1)
         yield (json.dumps([self.rules["a"], list(self.kept)]),)
 
@@ -373,7 +373,7 @@ def test_a_large_batch_is_several_calls(tmp_path: Path, monkeypatch: pytest.Monk
     class Lengths(ps.Process):
         seen = ps.OperatorListState("long")
 
-        def process(self, rows: ps.Rows, ctx: ps.Context) -> Any:
+        def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Any:
             self.seen.extend(rows.column("x"))
             return [(json.dumps([len(rows), list(self.seen)]),)]
 
@@ -495,10 +495,10 @@ def test_process_only_reads_broadcast_state(tmp_path: Path, change: Any, policy:
     class Writes(ps.KeyedProcess):
         rules = ps.BroadcastState("string", "long")
 
-        def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+        def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
             self.rules["a"] = 1
 
-        def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+        def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
             change(self.rules)
 
     running = TaskCluster(
@@ -512,7 +512,7 @@ def test_an_error_shows_the_row_and_no_key(tmp_path: Path) -> None:
     """What is said of a failed call of a `Process`: the row that it had in its hands."""
 
     class Fails(ps.Process):
-        def process(self, rows: ps.Rows, ctx: ps.Context) -> None:
+        def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
             for row in rows:
                 print(1 // row.x)
 
@@ -533,24 +533,24 @@ class Streaming:
 
 
 @pytest.fixture
-def streams(tmp_path: Path) -> tuple[ps.Stream, ps.Stream]:
+def streams(tmp_path: Path) -> tuple[ps.types.Stream, ps.types.Stream]:
     """Payments, and rules."""
     job = ps.Job("job", storage=tmp_path)
     return job.read(Streaming(), uid="payments"), job.read(Streaming(), uid="rules")  # type: ignore[arg-type]
 
 
 class Plain(ps.Process):
-    def process(self, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class Told(Plain):
     rules = ps.BroadcastState("string", "long")
 
-    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class Forgets(Plain):
-    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class Deaf(Plain):
@@ -560,7 +560,7 @@ class Deaf(Plain):
 class Yields(Plain):
     rules = ps.BroadcastState("string", "long")
 
-    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> Any:
+    def process_broadcast(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Any:
         yield 1
 
 
@@ -569,13 +569,13 @@ class WithAKey(Plain):
 
 
 class Short(Told):
-    def process_broadcast(self, rows: ps.Rows) -> None: ...  # type: ignore[override]
+    def process_broadcast(self, rows: ps.types.Rows) -> None: ...  # type: ignore[override]
 
 
 class KeyedList(ps.KeyedProcess):
     seen = ps.OperatorListState("long")
 
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class BatchList(ps.BatchProcess):
@@ -616,10 +616,10 @@ class BatchList(ps.BatchProcess):
     ],
 )
 def test_wrong_use_is_refused_before_anything_starts(
-    streams: tuple[ps.Stream, ps.Stream], build: Any, said: str, monkeypatch: pytest.MonkeyPatch
+    streams: tuple[ps.types.Stream, ps.types.Stream], build: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal says what is wrong, and what to write."""
-    for kind in (ps.Stream, ps.KeyedStream, ps.ConnectedStream):
+    for kind in (ps.types.Stream, ps.types.KeyedStream, ps.types.ConnectedStream):
         process = kind.process
         monkeypatch.setattr(
             kind,
@@ -632,7 +632,9 @@ def test_wrong_use_is_refused_before_anything_starts(
         build(*streams)
 
 
-def test_streams_of_two_jobs_are_not_connected(streams: tuple[ps.Stream, ps.Stream], tmp_path: Path) -> None:
+def test_streams_of_two_jobs_are_not_connected(
+    streams: tuple[ps.types.Stream, ps.types.Stream], tmp_path: Path
+) -> None:
     """They have no barrier in common."""
     other = ps.Job("other", storage=tmp_path).read(Streaming(), uid="rules")  # type: ignore[arg-type]
     with pytest.raises(ps.ConfigError, match="same job"):
@@ -654,7 +656,7 @@ def test_what_a_declaration_refuses() -> None:
 
             def rules(self) -> None: ...  # type: ignore[no-redef]  # noqa: F811 - it is what is refused
 
-            def process(self, rows: ps.Rows, ctx: ps.Context) -> None: ...
+            def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 def test_state_is_used_only_while_the_operator_runs() -> None:

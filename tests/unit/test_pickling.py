@@ -24,12 +24,12 @@ class Holding(ps.KeyedProcess):
         self.limit = 5
         self.held = held
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         yield key, self.limit
 
 
 class UsingAGlobal(Holding):
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         with LOCK:
             yield key, self.limit
 

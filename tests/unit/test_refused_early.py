@@ -28,7 +28,7 @@ UNIQUE = replace(COUNTED, name="uv", distinct=(pa.string(),))
 class Known(ps.KeyedProcess):
     known = ps.ValueState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         """Nothing."""
 
 

@@ -52,7 +52,7 @@ from penstock.recovery.restore_plan import RestorePlan
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import ForwardingStorage, Operation
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure, SimulatedCrash
 from penstock.testing.simulation.external import External
 
 T = TypeVar("T")
@@ -266,7 +266,7 @@ def test_a_crash_after_a_choice_keeps_to_the_choice(scene: Scene) -> None:
     """Once a run has recorded that it goes back to 3, the newer 5 does not come back when that run dies."""
     scene.checkpoint(3)
     scene.checkpoint(5, promises=(scene.stage(5),))
-    recorded = Failure(pattern="runs/2.restored", performed=True, error=SimulatedCrash)
+    recorded = PlannedFailure(pattern="runs/2.restored", performed=True, error=SimulatedCrash)
     with pytest.raises(SimulatedCrash):
         scene.restore(wanted=3, storage=FaultyStorage(scene.storage, FaultPlan(failures=(recorded,))))
     assert scene.restore().id == 3
@@ -770,7 +770,7 @@ def test_holds_that_cannot_be_seen_do_not_keep_a_job_from_starting(
     scene.storage.put("state/left", b"rows")
     put_hold(scene.storage, "ab", NOW, "a reader of another user")
     pattern, operation = failure
-    plan = FaultPlan(failures=(Failure(pattern=pattern, operation=operation, times=99),))
+    plan = FaultPlan(failures=(PlannedFailure(pattern=pattern, operation=operation, times=99),))
     restored = scene.restored(storage=FaultyStorage(scene.storage, plan))
     assert list(restored.left_over) == ["state/left"]
     assert scene.storage.names("state") == ["state/left"]

@@ -79,7 +79,7 @@ class OneByOne(ps.KeyedProcess):
     by_value = ps.MapState("long", "long")
     last = ps.ListState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             self.total.value += row.v
             self.seen.value.append(row.v)
@@ -96,7 +96,7 @@ class OneByOne(ps.KeyedProcess):
 class Peeking(OneByOne):
     """Has looked at its first row, and no more, when it fails."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         first = next(iter(rows))
         self.total.value += first.v
         for v in rows.column("v"):
@@ -108,7 +108,7 @@ class Peeking(OneByOne):
 class Together(OneByOne):
     """Looks at all its rows at once."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         values = rows.to_arrow().column("v").to_pylist()
         self.total.value += sum(values)
         if min(values) < 0:
@@ -119,7 +119,7 @@ class Together(OneByOne):
 class UnfitResults(OneByOne):
     """Gives something that its schema cannot take."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             self.last.append(row.v)
             yield key, row.v if row.v >= 0 else "negative"
@@ -128,7 +128,7 @@ class UnfitResults(OneByOne):
 class UnfitState(OneByOne):
     """Leaves something in its state that its type cannot take."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             self.by_value[row.v] = 1
             self.total.value = 2**70 if row.v < 0 else self.total.value + 1
@@ -138,7 +138,7 @@ class UnfitState(OneByOne):
 class UnfitEntries(OneByOne):
     """The same in a table of its own."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             self.total.value += 1
             self.by_value[row.v] = "negative" if row.v < 0 else 1
@@ -148,7 +148,7 @@ class UnfitEntries(OneByOne):
 class Rejecting(OneByOne):
     """Says by itself which rows are bad, some of them twice, and raises for others."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             if row.v == -1:
                 ctx.reject(row, "minus one")
@@ -220,7 +220,7 @@ def test_many_bad_rows_of_one_key_are_found_quickly(tmp_path: Path, *, good_firs
     class Counting(ps.KeyedProcess):
         given = 0
 
-        def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+        def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
             for row in rows:
                 Counting.given += 1
                 if row.v < 0:
@@ -242,7 +242,7 @@ def test_many_bad_rows_of_one_key_are_found_quickly(tmp_path: Path, *, good_firs
 class Strict(ps.KeyedProcess):
     """Rejects negative numbers, and tries to go on whatever happens."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             try:
                 if row.v < 0:
@@ -265,7 +265,7 @@ class Misusing(ps.KeyedProcess):
         self.what = what
         self.kept: list[Any] = []
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         wrong = {"tuple": tuple(rows[0]), "key": key, "of another call": [*self.kept, None][0]}
         self.kept.append(rows[0])
         if self.what != "of another call" or len(self.kept) > 1:
@@ -287,7 +287,7 @@ class WithTimers(ps.KeyedProcess):
 
     count = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for row in rows:
             ctx.set_timer(NOON.replace(minute=row.v % 60))
             self.count.value += 1
@@ -296,7 +296,7 @@ class WithTimers(ps.KeyedProcess):
             if row.v < 0:
                 raise ValueError("negative")
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[Any]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[Any]:
         yield key, self.count.value * 100 + timer.at.minute
 
 
@@ -321,7 +321,7 @@ class ForTheNewest(ps.KeyedProcess):
     def __init__(self, how: str) -> None:
         self.how = how
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         ctx.set_timer(NOON + timedelta(minutes=max(row.v for row in rows)))
         for row in rows:
             if row.v > 1000 and self.how == "call":
@@ -330,7 +330,7 @@ class ForTheNewest(ps.KeyedProcess):
                 yield key, "no number"
             self.total.value = 2**40 if row.v > 1000 and self.how == "state" else row.v
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[Any]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[Any]:
         yield key, self.total.value * 100 + timer.at.minute
 
 
@@ -353,14 +353,14 @@ class ManyResults(ps.KeyedProcess):
 
     total = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             self.total.value += 1
             if row.v > 0:
                 ctx.set_timer(NOON)
             yield from [(key, "negative")] if row.v < 0 else [(key, 0)] * row.v
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[Any]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[Any]:
         self.total.value += 100
         yield key, self.total.value
 
@@ -384,7 +384,7 @@ def test_a_bad_result_of_one_key_is_not_in_the_way_of_another_keys_timers(tmp_pa
 class Sifting(ps.Process):
     """Without a key."""
 
-    def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             if row.v < 0:
                 ctx.reject(row, "negative")
@@ -410,7 +410,7 @@ class BothSides(ps.KeyedCoProcess):
 
     seen = ps.ListState("string")
 
-    def process_left(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process_left(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             if row.n < 0:
                 ctx.reject(row, "negative")
@@ -418,7 +418,7 @@ class BothSides(ps.KeyedCoProcess):
             self.seen.append(f"left {row.n}")
             yield key, row.n
 
-    def process_right(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process_right(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             self.seen.append(f"right {row.word}")
             if row.word == "bad":
@@ -448,7 +448,7 @@ class Living(ps.KeyedProcess):
     def __init__(self, how: str) -> None:
         self.how = how
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[Any]:
         for row in rows:
             if row.bad and "reject" in self.how:
                 ctx.reject(row, "bad")
@@ -462,7 +462,7 @@ class Living(ps.KeyedProcess):
 class LivingWithTimers(Living):
     """The same where keys may have several calls."""
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> None: ...
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> None: ...
 
 
 @pytest.mark.parametrize("kind", [Living, LivingWithTimers])

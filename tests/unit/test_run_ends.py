@@ -17,7 +17,7 @@ from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, beat, last_com
 from penstock.ownership.run_ends import LONGEST_WHY, RunEnd, RunEnds, RunOutcome, read_end, record_end
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from penstock.testing.virtual import VirtualClock
 
 NOW = 1_700_000_000.0
@@ -102,7 +102,9 @@ def test_storage_that_is_away_does_not_end_a_pause(tmp_path: Path) -> None:
     """It may be what the job waits for."""
     scene = Scene(tmp_path)
     scene.run()
-    broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.*", times=1000),)))
+    broken = FaultyStorage(
+        scene.storage, FaultPlan(failures=(PlannedFailure(pattern="runs/1.*", times=1000),))
+    )
     RunEnds(broken, scene.claimant, scene.newest_checkpoint, scene.clock).pause(60.0, threading.Event())
     assert scene.clock.wall() == NOW + 60
 
@@ -157,7 +159,7 @@ def test_an_end_that_cannot_be_recorded(tmp_path: Path, caplog: pytest.LogCaptur
     """Storage that is away at the end is a warning; a job does not fail for it."""
     scene = Scene(tmp_path)
     scene.run()
-    broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.ended"),)))
+    broken = FaultyStorage(scene.storage, FaultPlan(failures=(PlannedFailure(pattern="runs/1.ended"),)))
     with caplog.at_level(logging.INFO, "penstock"):
         RunEnds(broken, scene.claimant, scene.newest_checkpoint).ended(RunOutcome.STOPPED)
     assert "the end of run 1 could not be recorded" in caplog.text

@@ -26,7 +26,7 @@ S = 1_000_000
 
 
 def sessions(lateness_us: int = 0) -> SessionCalls:
-    return SessionCalls(ps.session("5s"), lateness_us)
+    return SessionCalls(ps.windows.session("5s"), lateness_us)
 
 
 def started(folder: Path, backend: str) -> OperatorCluster:
@@ -143,6 +143,6 @@ def test_own_code_is_not_called_without_rows(tmp_path: Path) -> None:
     """There may be sessions whose rows are gone; the others are not touched by it."""
     cluster = started(tmp_path, "memory")
     cluster.batch(sessions(), rows_table([("a", 1 * S, 1)]), 0)
-    cluster.batch(Emptied(ps.session("5s")), rows_table([]), 0)
+    cluster.batch(Emptied(ps.windows.session("5s")), rows_table([]), 0)
     cluster.batch(sessions(), rows_table([("b", 2 * S, 1)]), 0)
     assert shown(cluster.batch(sessions(), rows_table([]), 50 * S)) == [("b", 2, 7, 1)]

@@ -19,7 +19,6 @@ import penstock as ps
 from builders.operator_harness import OperatorHarness
 from builders.sink_double import RefusingSink
 from penstock.engine.dead_letters import tolerates
-from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, tagged, untagged
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Process, Side, Source, Transform
@@ -29,6 +28,7 @@ from penstock.operators import tolerant_process
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.failed_call import failed_call
 from penstock.operators.keyed_process import Context
+from penstock.operators.outputs import BAD, RESULTS, side_tags, tagged, untagged
 from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.operators.side_outputs import SideRows, declared_sides
@@ -121,7 +121,11 @@ def test_side_outputs_are_no_state_and_are_inherited():
         another = ps.SideOutput("a int")
 
     assert list(declared_sides(More())) == ["alerts", "another", "quiet"]
-    assert list(side_tags(More()).values()) == ["__penstock_side_0", "__penstock_side_1", "__penstock_side_2"]
+    assert list(side_tags(declared_sides(More())).values()) == [
+        "__penstock_side_0",
+        "__penstock_side_1",
+        "__penstock_side_2",
+    ]
     again = pickle.loads(pickle.dumps(Alerting()))
     assert declared_sides(again)["alerts"].schema == Alerting.alerts.schema
 

@@ -33,8 +33,8 @@ from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.storage import LocalStorage
 
 TIME = pa.timestamp("us")
-TEN = ps.tumbling("10ms")
-GAP = ps.session("10ms")
+TEN = ps.windows.tumbling("10ms")
+GAP = ps.windows.session("10ms")
 AGGREGATED = WindowSpec(KEY, TEN, 0, SPECS, TIME)
 SESSIONS = SessionSpec(KEY, GAP, 0, SPECS, TIME)
 CODE = WindowCode(SUMS, AGGREGATED.output, TIME)

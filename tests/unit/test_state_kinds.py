@@ -98,7 +98,7 @@ class Reduces(ps.KeyedProcess):
     total = ps.ReducingState("long", operator.add, default=0)
     all = ps.ReducingState("array<long>", joined)
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         given: list[int] = []
         for row in rows:
             match row.op:
@@ -123,7 +123,7 @@ class Aggregates(ps.KeyedProcess):
     mean = ps.AggregatingState("struct<sum:long,n:long>", Mean)
     all = ps.AggregatingState("struct<all:array<long>>", Collect())
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             match row.op:
                 case "add":
@@ -149,7 +149,7 @@ class Raw(ps.KeyedProcess):
     total = ps.RawState(encode=to_json, decode=json.loads, default=0)
     all = ps.RawState(encode=to_json, decode=json.loads, default=[])
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             match row.op:
                 case "add":
@@ -657,7 +657,7 @@ def test_bytes_that_cannot_be_decoded_end_the_run(tmp_path: Path, tolerant: bool
     running.batch(op, rows(("a", 1)))
     op = process_with(o=ps.RawState(encode=to_json, decode=json.loads))(lambda self, key, rows: self.o.value)
     with pytest.raises(
-        ps.IncompatibleStateError,
+        ps.errors.IncompatibleStateError,
         match=r"operator op, key 'a': decode failed on 1 bytes of the state 'o': JSONDecodeError: .*drop_state=\('op',\)",
     ) as raised:
         running.batch(op, rows(("a", 1)))
@@ -827,7 +827,7 @@ class Columns(ps.BatchProcess):
     mean = ps.AggregatingState(STRUCT, Mean)
     raw = ps.RawState(encode=to_json, decode=json.loads, default=0)
 
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> Any:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> Any:
         state["total"] = pc.add(state["total"], 100)
         state["mean"] = [{"sum": (old or {"sum": 0})["sum"] + 100, "n": (old or {"n": 0})["n"] + 1} for old in state["mean"].to_pylist()]  # fmt: skip
         state["raw"] = [to_json(json.loads(data) + 100) for data in state["raw"].to_pylist()]
@@ -839,7 +839,7 @@ class Keyed(ps.KeyedProcess):
     mean = Columns.mean
     raw = Columns.raw
 
-    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: Any, ctx: ps.types.Context) -> Any:
         for row in rows:
             self.total.add(row.x)
             self.mean.add(row.x)

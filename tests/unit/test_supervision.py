@@ -21,9 +21,9 @@ from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import telling
 from penstock.supervise.command import without
 from penstock.supervise.decisions import DEAF_S, SAME_WISH_S, End, Supervision
+from penstock.supervise.messages import LONGEST_LINE, Lines, ProgramReport, line, read_said
 from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.supervise.telling import Story
-from penstock.supervise.words import LONGEST_LINE, Lines, Said, line, read_said
 from services.patience import PATIENCE_S
 
 
@@ -205,13 +205,17 @@ def test_options_are_taken_out_of_a_command() -> None:
 
 def test_words_come_in_any_pieces() -> None:
     """Lines are whole whatever the socket makes of them; what is no line of ours, or far too long, is passed over."""
-    sent = line(Said(job="views", storage="file:///s")) + b"nonsense\n" + line(Said(going=True))
-    lines, heard = Lines(), list[Said]()
+    sent = (
+        line(ProgramReport(job="views", storage="file:///s"))
+        + b"nonsense\n"
+        + line(ProgramReport(going=True))
+    )
+    lines, heard = Lines(), list[ProgramReport]()
     for at in range(0, len(sent), 7):
         heard += read_said(lines.add(sent[at : at + 7]))
-    assert heard == [Said(job="views", storage="file:///s"), Said(going=True)]
+    assert heard == [ProgramReport(job="views", storage="file:///s"), ProgramReport(going=True)]
     lines.add(b"x" * (LONGEST_LINE + 1))
-    assert read_said(lines.add(line(Said(job="j")))) == [Said(job="j")]
+    assert read_said(lines.add(line(ProgramReport(job="j")))) == [ProgramReport(job="j")]
 
 
 # ── the story in the journal ───────────────────────────────────────────────────────────────────

@@ -12,12 +12,12 @@ from builders.task_cluster import UID, AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import LATE, RESULTS, Outputs, untagged
-from penstock.engine.task_rows import TaskRows
+from penstock.engine.operator_task import OperatorTask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import LATE, RESULTS, Outputs, untagged
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address

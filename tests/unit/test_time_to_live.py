@@ -186,7 +186,7 @@ class Counted(ps.AggregateFunction):
 class Steps(ps.KeyedProcess):
     """Does what the rows say, and gives what it saw."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         states = {kind: Real(getattr(self, kind)) for kind in KINDS}
         for row in rows:
             if row.name == "fail":
@@ -538,7 +538,7 @@ LOOKS = {
 class Looking(ps.KeyedProcess):
     """Sets all state of a key when it is told to, looks at one afterwards, and says what there is."""
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         op: Any = self
         for row in rows:
             if row.what == "set":
@@ -616,7 +616,7 @@ class Fleeting(ps.KeyedProcess):
     entries = ps.MapState("string", "long", ttl="10s")
     elements = ps.ListState("string", ttl="10s")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for row in rows:
             self.last.value = row.a
             self.entries[row.a] = 1
@@ -628,7 +628,7 @@ class Lasting(Fleeting):
 
     ever = ps.ValueState("string")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         self.ever.value = "kept"
         super().process(key, rows, ctx)
 
@@ -707,7 +707,7 @@ def a_set_of_names(ttl: str | None) -> Any:
         seen = ps.MapState("string", "long", ttl=ttl)
         gaps = ps.ListState("long", ttl=ttl)
 
-        def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
             for row in rows:
                 if row.name == "set":
                     self.seen[row.a] = None
@@ -735,7 +735,7 @@ def test_entries_without_a_value_expire_for_good(tmp_path: Path, backend: str) -
 class AsksOnly(ps.KeyedProcess):
     known = ps.ValueState("long", ttl=ps.TimeToLive("1h", since="read"))
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         yield key, str(self.known.value)
 
 
@@ -754,7 +754,9 @@ class InColumns(ps.BatchProcess):
     read = ps.ValueState("array<long>", ttl=ps.TimeToLive("10s", since="read"))
     plain = ps.ValueState("long")
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         what = batch["what"][0].as_py()
         if what == "set":
             state["written"] = [1] * len(keys)

@@ -37,7 +37,7 @@ class Alerts(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)
     late = ps.SideOutput("k string, at timestamp")
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         for row in rows:
             self.count.value += 1
             match row.what:
@@ -57,7 +57,7 @@ class Alerts(ps.KeyedProcess):
                 case other:
                     exec(other, {"ctx": ctx, "NOON": NOON, "date": date, "timedelta": timedelta})
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.count.value += 10
         if key == "bad":
             ctx.set_timer(NOON + timedelta(hours=1))
@@ -132,10 +132,10 @@ def test_a_deleted_timer_is_not_waited_for(tmp_path: Path) -> None:
 class Deletes(ps.KeyedProcess):
     """Sets a timer for the key a, and deletes one for all others."""
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> None:
         (ctx.set_timer if key == "a" else ctx.delete_timer)(NOON)
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> None:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> None:
         """Says nothing."""
 
 
@@ -178,22 +178,22 @@ def test_event_time_must_come_from_somewhere(tmp_path: Path) -> None:
 class Silent(ps.KeyedProcess):
     """Takes no timers."""
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> None:
         ctx.set_timer(NOON)
 
 
 class Unkeyed(ps.Process):
-    def process(self, rows: Any, ctx: ps.Context) -> None:
+    def process(self, rows: Any, ctx: ps.types.Context) -> None:
         ctx.set_timer(NOON)
 
 
 class SilentColumns(ps.BatchProcess):
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> None:
         state.set_timers([NOON])
 
 
 class ContextInColumns(ps.BatchProcess):
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> None:
         state.context.set_timer(NOON)
 
 
@@ -291,16 +291,16 @@ class Ruled(ps.KeyedProcess):
 
     rules = ps.BroadcastState("string", "string")
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: Any, ctx: ps.types.Context) -> None:
         ctx.set_timer(NOON)
 
-    def process_broadcast(self, rows: Any, ctx: ps.Context) -> None:
+    def process_broadcast(self, rows: Any, ctx: ps.types.Context) -> None:
         for row in rows:
             if row.rule == "timer":
                 ctx.set_timer(NOON)
             self.rules["rule"] = row.rule
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         yield key, self.rules.get("rule", "none")
 
 
@@ -319,7 +319,7 @@ class Columns(ps.BatchProcess):
     late = ps.SideOutput("k string")
     count = ps.ValueState("long", default=0)
 
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> Any:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> Any:
         state["count"] = [one + 1 for one in state["count"].to_pylist()]
         if batch["what"][0].as_py() == "set":
             state.set_timers(pa.array([NOON] * len(keys), pa.timestamp("us", "UTC")))
@@ -332,7 +332,7 @@ class Columns(ps.BatchProcess):
         elif batch["what"][0].as_py() == "numbers":
             state.set_timers([5] * len(keys))
 
-    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+    def on_timers(self, keys: Any, timers: ps.types.BatchTimers, state: ps.types.BatchState) -> Any:
         state.context.emit("late", {"k": keys["k"]})
         if "again" in keys["k"].to_pylist():
             state.set_timers([moment(0)] * len(keys))
@@ -384,11 +384,11 @@ class EverySecond(ps.KeyedProcess):
 
     count = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for by in ("event_time", "clock"):
             ctx.set_timer(NOON, by)
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[Any]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[Any]:
         self.count.value += 1
         ctx.set_timer(timer.at + timedelta(seconds=1), timer.by)
         yield key, str(self.count.value)
@@ -399,11 +399,11 @@ class EverySecondInColumns(ps.BatchProcess):
 
     count = ps.ValueState("long", default=0)
 
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> None:
         for by in ("event_time", "clock"):
             state.set_timers([NOON] * len(keys), by=by)
 
-    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+    def on_timers(self, keys: Any, timers: ps.types.BatchTimers, state: ps.types.BatchState) -> Any:
         for at, by, index in zip(
             timers["at"].to_pylist(), timers["by"].to_pylist(), timers.key_index.tolist(), strict=True
         ):
@@ -433,11 +433,11 @@ def test_a_periodic_timer_catches_up_after_a_gap(
 class AlsoLater(EverySecondInColumns):
     """The same, with a timer beside it that fires once, much later: all that is due fires in the first round."""
 
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> None:
         super().process_batch(keys, batch, state)
         state.set_timers([NOON + timedelta(seconds=99)] * len(keys))
 
-    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+    def on_timers(self, keys: Any, timers: ps.types.BatchTimers, state: ps.types.BatchState) -> Any:
         counts = state["count"].to_pylist()
         for at, by, index in zip(
             timers["at"].to_pylist(), timers["by"].to_pylist(), timers.key_index.tolist(), strict=True
@@ -469,10 +469,10 @@ class SetsInColumns(ps.BatchProcess):
 
     count = ps.ValueState("long", default=0)
 
-    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+    def process_batch(self, keys: Any, batch: Any, state: ps.types.BatchState) -> None:
         state.set_timers([NOON] * len(keys))
 
-    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> None: ...
+    def on_timers(self, keys: Any, timers: ps.types.BatchTimers, state: ps.types.BatchState) -> None: ...
 
 
 def test_a_timer_of_a_key_that_cannot_be_read_is_a_dead_letter(tmp_path: Path) -> None:

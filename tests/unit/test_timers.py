@@ -36,18 +36,18 @@ class Scripted(ps.KeyedProcess):
     def __init__(self, *, tolerant: bool = False) -> None:
         self.tolerant = tolerant
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         steps = [tuple(step) for row in rows for step in json.loads(row.steps)]
         yield from self.call(key, steps, f"rows {self.count.value}", ctx)
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         at = microseconds(timer.at, "")
         steps: list[Any] = list(follow_ups(timer.by, at))
         if self.tolerant and fails(at):
             steps.append(("fail", timer.by, 0))
         yield from self.call(key, steps, f"timer {timer.by} {at} {self.count.value}", ctx)
 
-    def call(self, key: str, steps: list[Any], what: str, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def call(self, key: str, steps: list[Any], what: str, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         self.count.value += 1
         for step, by, at in steps:
             match step:
@@ -89,12 +89,16 @@ class InColumns(ps.BatchProcess):
     logged = ps.ValueState("long", default=0)
     log = ps.ListState("string")
 
-    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+    def process_batch(
+        self, keys: ps.types.BatchKeys, batch: ps.types.BatchRows, state: ps.types.BatchState
+    ) -> Any:
         scripts = [json.loads(steps) for steps in batch["steps"].to_pylist()]
         said = self.calls(batch.key_index.tolist(), [("rows", "", 0)] * len(batch), scripts, state)
         return {"k": keys["k"], "what": said}
 
-    def on_timers(self, keys: ps.BatchKeys, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+    def on_timers(
+        self, keys: ps.types.BatchKeys, timers: ps.types.BatchTimers, state: ps.types.BatchState
+    ) -> Any:
         assert timers.starts.tolist() == [timers.key_index.tolist().index(at) for at in range(len(keys))]
         moments = [microseconds(at, "") for at in timers["at"].to_pylist()]
         fired = list(zip(["timer"] * len(timers), timers["by"].to_pylist(), moments, strict=True))
@@ -103,7 +107,9 @@ class InColumns(ps.BatchProcess):
         said = self.calls(whose, fired, scripts, state)
         return {"k": keys["k"].take(timers.key_index), "what": said}
 
-    def calls(self, whose: list[int], what: list[Any], scripts: list[Any], state: ps.BatchState) -> list[str]:
+    def calls(
+        self, whose: list[int], what: list[Any], scripts: list[Any], state: ps.types.BatchState
+    ) -> list[str]:
         counts, logged = state["count"].to_pylist(), state["logged"].to_pylist()
         assert [len(state["log"].rows()) for _ in whose[:1]] == [sum(logged)][: len(whose)]
         said = []
@@ -142,13 +148,13 @@ class Reminder(ps.KeyedProcess):
 
     times = ps.ListState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         for row in rows:
             (at,) = json.loads(row.steps)
             self.times.append(at)
             ctx.set_timer(moment(at + 5))
 
-    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+    def on_timer(self, key: str, timer: ps.types.Timer, ctx: ps.types.Context) -> Iterator[tuple[str, str]]:
         at = microseconds(timer.at, "")
         if at % 3 == 0:
             ctx.set_timer(moment(at + 1))

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import run_top as run_module
 from penstock.operators import table_rows, top_rows, top_values, wide_columns
+from penstock.operators import top as run_module
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.row_order import Order, parse_orders
-from penstock.operators.run_top import run_top
 from penstock.operators.table_rows import PieceRows, Portion
-from penstock.operators.top_rows import KeyedRows, TopSpec
+from penstock.operators.top import TopSpec, run_top
+from penstock.operators.top_rows import KeyedRows
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema
 from services.tiers import share
@@ -306,6 +306,6 @@ def test_no_more_than_the_first_rows_are_kept_as_such(tmp_path: Path, top: TopSp
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
     """Before Spark is asked for anything."""
-    stream = ps.KeyedStream(ps.Job("tops", storage=tmp_path), None, ("shop",))  # type: ignore[arg-type]
+    stream = ps.types.KeyedStream(ps.Job("tops", storage=tmp_path), None, ("shop",))  # type: ignore[arg-type]
     with pytest.raises(ps.ConfigError, match=says):
         stream.top(arguments.pop("n"), **arguments, uid="best")

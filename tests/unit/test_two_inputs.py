@@ -8,8 +8,11 @@ from typing import Any, cast
 import pytest
 
 import penstock as ps
-from penstock.graph import Dedupe, EventTime, Graph, Join, Late, Lookup, Node, Source
+from penstock.graph import EventTime, Graph, Late, Source
 from penstock.keyed_streams import KeyedStream
+from penstock.operators.base import Node
+from penstock.operators.dedupe import Dedupe
+from penstock.operators.join import Join, Lookup
 from penstock.operators.join_spec import How
 from penstock.streams import Stream
 
@@ -69,9 +72,9 @@ def test_keys_of_both_streams() -> None:
         ({"within": ("0s", "1s"), "how": "outer"}, "how='outer' is unknown"),
         ({"within": "unbounded", "how": "left"}, "never known that one has no partner"),
         ({"within": "unbounded", "at": "joined_at"}, "never known that one has no partner"),
-        ({"within": ("0s", "1s"), "window": ps.tumbling("1h")}, "both within= and window="),
-        ({"window": ps.session("1h")}, "it takes tumbling"),
-        ({"window": ps.tumbling("1h"), "at": "joined_at"}, "window_end; leave it out"),
+        ({"within": ("0s", "1s"), "window": ps.windows.tumbling("1h")}, "both within= and window="),
+        ({"window": ps.windows.session("1h")}, "it takes tumbling"),
+        ({"window": ps.windows.tumbling("1h"), "at": "joined_at"}, "window_end; leave it out"),
         ({"within": ("0s", "1s"), "on": []}, "it takes the key column that both streams have"),
         ({"within": ("0s", "1s"), "on": [("a", "b", "c")]}, "it takes the key column that both streams have"),
         ({"within": ("0s", "1s"), "on": ["k", ("k", "b")]}, "a column is named twice"),
@@ -153,25 +156,25 @@ def test_wrong_dedupes_are_refused(more: dict[str, Any], said: str) -> None:
 
 
 class One(ps.KeyedProcess):
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         """Nothing."""
 
 
 class Both(ps.KeyedCoProcess):
-    def process_left(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process_left(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         """Nothing."""
 
-    def process_right(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None:
+    def process_right(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
         """Nothing."""
 
 
 class Own(Both):
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> Any:
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> Any:
         """Would hide both."""
 
 
 class Short(Both):
-    def process_right(self, key: Any, rows: ps.Rows) -> None:  # type: ignore[override]
+    def process_right(self, key: Any, rows: ps.types.Rows) -> None:  # type: ignore[override]
         """Lacks the context."""
 
 

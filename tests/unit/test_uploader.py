@@ -19,7 +19,7 @@ from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newes
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from services.patience import PATIENCE_S
 
 FIRST, SECOND = SubtaskId("views", 0), SubtaskId("views", 1)
@@ -100,7 +100,7 @@ def test_uploads_what_is_missing(place: Place) -> None:
 
 def test_a_failure_is_an_answer(place: Place) -> None:
     """A storage that refuses makes a message that says for which version, and why."""
-    plan = FaultPlan(failures=(Failure(operation="upload"),))
+    plan = FaultPlan(failures=(PlannedFailure(operation="upload"),))
     handle = place.handle(3, "state/views/a")
     answer = perform(place.upload(handle, storage=FaultyStorage(place.storage, plan)))
     assert isinstance(answer, UploadFailed)
@@ -341,7 +341,9 @@ def test_a_cause_that_is_no_utf_8_reaches_the_driver(
     place: Place, mailbox: Mailbox, letters: queue.Queue[Message]
 ) -> None:
     """What a server says may have half characters: the driver hears it, and the lane goes on to the next upload."""
-    refused = Failure(operation="upload", error=lambda _: UnavailableError("no such folder: caf\udce9"))
+    refused = PlannedFailure(
+        operation="upload", error=lambda _: UnavailableError("no such folder: caf\udce9")
+    )
     storage = FaultyStorage(place.storage, FaultPlan(failures=(refused,)))
     uploader = Uploader()
     uploader.submit(place.upload(place.handle(1, "state/views/a"), storage=storage, mailbox=mailbox.address))

@@ -15,21 +15,21 @@ import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine.executor import Executor
-from penstock.engine.tagged_rows import RESULTS
-from penstock.engine.task_rows import TaskRows
 from penstock.engine.window_task import WindowProcessTask
 from penstock.ids import CheckpointId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS
 from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_kinds import CountWindows, SessionWindows
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.savepoint.views import Moment
+from penstock.savepoint.views import TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
@@ -46,7 +46,7 @@ class Told(ps.WindowProcess):
     """Gives what it is told."""
 
     def process(
-        self, key: Any, window: ps.TimeWindow | None, rows: ps.Rows, ctx: ps.Context
+        self, key: Any, window: ps.types.TimeWindow | None, rows: ps.types.Rows, ctx: ps.types.Context
     ) -> Iterator[Any]:
         start, end = window or (None, None)
         assert all(isinstance(row.k, str) for row in rows)
@@ -70,11 +70,11 @@ class ByTask(BuiltIn):
     def layout(self, key: pa.Schema) -> StateLayout:
         return self.spec.layout()  # type: ignore[no-any-return]
 
-    def run(self, rows: pa.Table, state: OpenState, context: ps.Context) -> list[pa.RecordBatch]:
+    def run(self, rows: pa.Table, state: OpenState, context: ps.types.Context) -> list[pa.RecordBatch]:
         raise NotImplementedError
 
     def run_in_time(
-        self, rows: pa.Table, state: OpenState, context: ps.Context, clock: OperatorClock
+        self, rows: pa.Table, state: OpenState, context: ps.types.Context, clock: OperatorClock
     ) -> list[pa.RecordBatch]:
         place = SimpleNamespace(parallelism=1)
         plan: Any = SimpleNamespace(clock_of=lambda _: clock, batch=CheckpointId(1), place=place, handles={})
@@ -106,7 +106,9 @@ def rows_at(*times: datetime | int) -> pa.Table:
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("windows", [ps.tumbling("1h"), ps.session("1h"), ps.count_window(1)])
+@pytest.mark.parametrize(
+    "windows", [ps.windows.tumbling("1h"), ps.windows.session("1h"), ps.windows.count(1)]
+)
 def test_a_call_is_told_the_time(tmp_path: Path, windows: Any) -> None:
     """The time of the batch by the driver's clock, and where event time has come to when a window closes."""
     cluster = OperatorCluster(tmp_path, OUTPUT)
@@ -126,9 +128,9 @@ HOUR = timedelta(hours=1)
 @pytest.mark.parametrize(
     ("windows", "expected"),
     [
-        (ps.tumbling("1h", offset="30min"), {(FIRST, FIRST + HOUR / 2), (LAST - HOUR / 2, LAST)}),
-        (ps.sliding("1h", "30min"), {(FIRST, FIRST + HOUR / 2), (FIRST, FIRST + HOUR), (LAST - HOUR / 2, LAST), (LAST - HOUR, LAST)}),
-        (ps.session("1h"), {(FIRST, FIRST + HOUR), (LAST, LAST)}),
+        (ps.windows.tumbling("1h", offset="30min"), {(FIRST, FIRST + HOUR / 2), (LAST - HOUR / 2, LAST)}),
+        (ps.windows.sliding("1h", "30min"), {(FIRST, FIRST + HOUR / 2), (FIRST, FIRST + HOUR), (LAST - HOUR / 2, LAST), (LAST - HOUR, LAST)}),
+        (ps.windows.session("1h"), {(FIRST, FIRST + HOUR), (LAST, LAST)}),
     ],
     ids=["tumbling", "sliding", "session"],
 )  # fmt: skip
@@ -151,7 +153,7 @@ def round_up(at: datetime) -> datetime:
 def test_a_row_beyond_the_calendar_is_late(tmp_path: Path) -> None:
     """Own code could not read its time: it is counted as late, and ends nothing."""
     cluster = OperatorCluster(tmp_path, OUTPUT)
-    operator = ByTask(ps.tumbling("1h"))
+    operator = ByTask(ps.windows.tumbling("1h"))
     beyond = microseconds(LAST, "") + 1
     (row,) = cluster.batch(operator, rows_at(NOON, beyond, microseconds(FIRST, "") - 1), FAR_AWAY_US)
     assert (row["n"], operator.late) == (1, 2)
@@ -161,7 +163,7 @@ def test_a_row_beyond_the_calendar_is_late(tmp_path: Path) -> None:
 def test_rows_of_nothing_but_a_key_are_counted(tmp_path: Path, backend: str) -> None:
     """A stream may have no columns beside its key; every third row of a key fills a window."""
     cluster = OperatorCluster(tmp_path, OUTPUT, backend)
-    operator = ByTask(ps.count_window(3), KEY)
+    operator = ByTask(ps.windows.count(3), KEY)
     given = [cluster.batch(operator, pa.table({"k": ["a"] * n})) for n in (2, 2, 5)]
     assert [[row["n"] for row in batch] for batch in given] == [[], [3], [3, 3]]
 
@@ -169,5 +171,5 @@ def test_rows_of_nothing_but_a_key_are_counted(tmp_path: Path, backend: str) -> 
 def test_windows_beyond_the_calendar_can_be_shown() -> None:
     """Who looks at state sees bounds that Python knows."""
     stored = pa.RecordBatch.from_pydict({"last": [microseconds(LAST, ""), microseconds(FIRST, "")]})
-    assert Moment("window_end", "last", 1).of(stored).to_pylist()[0] == LAST
-    assert Moment("window_start", "last", -5).of(stored).to_pylist()[1] == FIRST
+    assert TimestampColumn("window_end", "last", 1).of(stored).to_pylist()[0] == LAST
+    assert TimestampColumn("window_start", "last", -5).of(stored).to_pylist()[1] == FIRST

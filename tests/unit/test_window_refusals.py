@@ -11,8 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.graph import EventTime, Graph, Source, Window
+from penstock.graph import EventTime, Graph, Source
 from penstock.keyed_streams import KeyedStream
+from penstock.operators.window import Window
 from penstock.operators.window_kinds import SessionWindows, TimeWindows
 
 TIME = EventTime("at", 0, None, None)
@@ -23,19 +24,21 @@ def stream(*keys: str, time: EventTime | None = TIME) -> KeyedStream:
 
 
 class Sums(ps.WindowProcess):
-    def process(self, key: Any, window: ps.TimeWindow | None, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(
+        self, key: Any, window: ps.types.TimeWindow | None, rows: ps.types.Rows, ctx: ps.types.Context
+    ) -> None: ...
 
 
 class Short(ps.WindowProcess):
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None: ...  # type: ignore[override]
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...  # type: ignore[override]
 
 
 class WithState(Sums):
     total = ps.ValueState("long")
 
 
-def processed(operator: Any, **window: Any) -> ps.Stream:
-    windowed = stream().window(ps.tumbling("1min"), **window)
+def processed(operator: Any, **window: Any) -> ps.types.Stream:
+    windowed = stream().window(ps.windows.tumbling("1min"), **window)
     return windowed.process(operator, schema="k string", uid="w")
 
 
@@ -44,42 +47,42 @@ COUNT: Any = None
 """Refused before anybody looks at it."""
 
 
-def updated(lateness_us: int = 0, early_us: int | None = None) -> ps.Stream:
+def updated(lateness_us: int = 0, early_us: int | None = None) -> ps.types.Stream:
     """Results of windows."""
     rows = Source("rows", cast("Any", None), None, TIME)
     windows = TimeWindows(60_000_000, 60_000_000)
-    return ps.Stream(GRAPH, Window("first", rows, ("shop",), windows, lateness_us, early_us))
+    return ps.types.Stream(GRAPH, Window("first", rows, ("shop",), windows, lateness_us, early_us))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "size": (lambda: ps.tumbling("0s"), "size='0s' is too short"),
-    "tiny": (lambda: ps.tumbling("0.0001ms"), "at least a microsecond"),
-    "gap": (lambda: ps.session(timedelta(seconds=-1)), "gap=.* is too short"),
-    "every": (lambda: ps.sliding("1min", "0s"), "every='0s' is too short"),
-    "gaps": (lambda: ps.sliding("1min", "2min"), "less often than they are long"),
-    "overlaps": (lambda: ps.sliding("1d", "1s"), "each row would be in 86,400 windows"),
-    "long": (lambda: ps.tumbling("400000d"), "longer than 1,000 years"),
-    "rows": (lambda: ps.count_window(0), "n=0 is not allowed"),
+    "size": (lambda: ps.windows.tumbling("0s"), "size='0s' is too short"),
+    "tiny": (lambda: ps.windows.tumbling("0.0001ms"), "at least a microsecond"),
+    "gap": (lambda: ps.windows.session(timedelta(seconds=-1)), "gap=.* is too short"),
+    "every": (lambda: ps.windows.sliding("1min", "0s"), "every='0s' is too short"),
+    "gaps": (lambda: ps.windows.sliding("1min", "2min"), "less often than they are long"),
+    "overlaps": (lambda: ps.windows.sliding("1d", "1s"), "each row would be in 86,400 windows"),
+    "long": (lambda: ps.windows.tumbling("400000d"), "longer than 1,000 years"),
+    "rows": (lambda: ps.windows.count(0), "n=0 is not allowed"),
     "kind": (lambda: stream().window(cast("Any", "1min")), "it takes one of tumbling"),
     "lateness": (
-        lambda: stream().window(ps.tumbling("1min"), lateness=timedelta(seconds=-1)),
+        lambda: stream().window(ps.windows.tumbling("1min"), lateness=timedelta(seconds=-1)),
         "lateness=.* is too short",
     ),
-    "early": (lambda: stream().window(ps.tumbling("1min"), early="0s"), "early='0s' is too short"),
-    "count": (lambda: stream().window(ps.count_window(3), lateness="1s"), "rows alone decide"),
-    "time": (lambda: stream().window(ps.tumbling("1min"), event_time=""), "the name of a column"),
+    "early": (lambda: stream().window(ps.windows.tumbling("1min"), early="0s"), "early='0s' is too short"),
+    "count": (lambda: stream().window(ps.windows.count(3), lateness="1s"), "rows alone decide"),
+    "time": (lambda: stream().window(ps.windows.tumbling("1min"), event_time=""), "the name of a column"),
     "code": (lambda: processed(Sums), r"a WindowProcess subclass; write Sums\(\)"),
     "parameters": (lambda: processed(Short()), "cannot be called with key, window, rows, ctx"),
     "state": (lambda: processed(WithState()), "which has no state of its own"),
     "overlaps of a day": (
-        lambda: ps.sliding("2001s", "1s"),
+        lambda: ps.windows.sliding("2001s", "1s"),
         r"each row would be in 2,001 windows, more than 2,000",
     ),
     "windows of updates": (
         lambda: (
             updated(lateness_us=5)
             .key_by("shop")
-            .window(ps.tumbling("1h"))
+            .window(ps.windows.tumbling("1h"))
             .process(Sums(), schema="k string", uid="w")
         ),
         "'w' would add up every result of the window 'first', which has lateness and so",
@@ -95,7 +98,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "which has early .* Aggregate the rows in front.* leave early out there$",
     ),
     "windows of both": (
-        lambda: updated(5, 5).key_by("shop").window(ps.count_window(2)).aggregate(n=COUNT, uid="w"),
+        lambda: updated(5, 5).key_by("shop").window(ps.windows.count(2)).aggregate(n=COUNT, uid="w"),
         "which has lateness and early",
     ),
     "early code": (lambda: processed(Sums(), early="1s"), "early is for aggregate"),
@@ -110,7 +113,9 @@ def test_it_is_refused(name: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("windows", [ps.tumbling("1min"), ps.sliding("2min", "1min"), ps.session("1min")])
+@pytest.mark.parametrize(
+    "windows", [ps.windows.tumbling("1min"), ps.windows.sliding("2min", "1min"), ps.windows.session("1min")]
+)
 @pytest.mark.parametrize("named", [None, "at"])
 def test_windows_of_time_need_a_source_with_event_time(windows: Any, named: str | None) -> None:
     """A column that is named behind it moves no watermark, so that no window would close."""
@@ -124,45 +129,47 @@ def test_windows_of_time_need_a_source_with_event_time(windows: Any, named: str 
 
 def test_windows_of_rows_need_no_event_time() -> None:
     """They close when they are full."""
-    counted = stream(time=None).window(ps.count_window(3)).process(Sums(), schema="k string", uid="w")
-    assert isinstance(counted, ps.Stream)
+    counted = stream(time=None).window(ps.windows.count(3)).process(Sums(), schema="k string", uid="w")
+    assert isinstance(counted, ps.types.Stream)
 
 
 def test_late_rows_are_asked_of_what_has_any() -> None:
     """An aggregate over everything takes every row."""
     counted = processed(Sums())
-    assert isinstance(counted.late(), ps.Stream)
+    assert isinstance(counted.late(), ps.types.Stream)
     with pytest.raises(ps.ConfigError, match="for other parts of a stream no row is too late"):
-        ps.Stream(Graph(), Source("rows", cast("Any", None), None)).late()
+        ps.types.Stream(Graph(), Source("rows", cast("Any", None), None)).late()
 
 
 def test_kinds_are_plain_values() -> None:
     """Two that say the same are the same, and tasks get them."""
-    assert ps.tumbling("1min", offset="61s") == TimeWindows(60_000_000, 60_000_000, 1_000_000)
-    assert ps.sliding("10min", "1min") == TimeWindows(600_000_000, 60_000_000)
-    assert pickle.loads(pickle.dumps(ps.session("30min"))) == SessionWindows(1_800_000_000)
+    assert ps.windows.tumbling("1min", offset="61s") == TimeWindows(60_000_000, 60_000_000, 1_000_000)
+    assert ps.windows.sliding("10min", "1min") == TimeWindows(600_000_000, 60_000_000)
+    assert pickle.loads(pickle.dumps(ps.windows.session("30min"))) == SessionWindows(1_800_000_000)
 
 
 def test_windows_of_windows_with_one_result_are_taken() -> None:
     """Each window of a window without lateness and early is added once; own code may stand between windows with them."""
-    behind = updated().key_by("shop").window(ps.tumbling("1h"))
-    assert isinstance(behind.process(Sums(), schema="k string", uid="behind"), ps.Stream)
+    behind = updated().key_by("shop").window(ps.windows.tumbling("1h"))
+    assert isinstance(behind.process(Sums(), schema="k string", uid="behind"), ps.types.Stream)
     newest = updated(5).key_by("shop").process(Newest(), schema="shop string", uid="newest")
-    behind = newest.key_by("shop").window(ps.count_window(2))
-    assert isinstance(behind.process(Sums(), schema="k string", uid="own"), ps.Stream)
+    behind = newest.key_by("shop").window(ps.windows.count(2))
+    assert isinstance(behind.process(Sums(), schema="k string", uid="own"), ps.types.Stream)
 
 
 class Newest(ps.KeyedProcess):
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 def test_windows_of_everything_are_aggregated_only() -> None:
     """Without a key, rows that cannot be reduced before would all go to one subtask; and no row is bad."""
-    every = ps.Stream(Graph(), Source("clicks", cast("Any", None), None, EventTime("at", 0, None, None)))
+    every = ps.types.Stream(
+        Graph(), Source("clicks", cast("Any", None), None, EventTime("at", 0, None, None))
+    )
     with pytest.raises(ConfigError, match="one subtask would have to count all rows"):
-        every.window(ps.count_window(3))
+        every.window(ps.windows.count(3))
     with pytest.raises(ConfigError, match="one subtask's work over all rows"):
-        every.window(ps.tumbling("1min")).process(Sums(), schema="k string", uid="w")
-    counted = every.window(ps.tumbling("1min")).aggregate(n=COUNT, uid="w")
+        every.window(ps.windows.tumbling("1min")).process(Sums(), schema="k string", uid="w")
+    counted = every.window(ps.windows.tumbling("1min")).aggregate(n=COUNT, uid="w")
     with pytest.raises(ConfigError, match="has no key, and no bad rows either"):
         counted.bad_records()

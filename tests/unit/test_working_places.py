@@ -12,7 +12,7 @@ import pytest
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import ProcessTask
+from penstock.engine.operator_task import ProcessTask
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.state_migration import StateMigration

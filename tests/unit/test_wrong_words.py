@@ -15,13 +15,15 @@ from penstock import keyed_streams, streams
 from penstock.graph import EventTime, Graph, Source
 from penstock.wrong_words import ARGUMENTS, STEPS
 
-STREAM: Any = ps.Stream(Graph(), Source("rows", cast("Any", None), None, EventTime("at", 0, None, None)))
+STREAM: Any = ps.types.Stream(
+    Graph(), Source("rows", cast("Any", None), None, EventTime("at", 0, None, None))
+)
 KEYED: Any = STREAM.key_by("k")
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "read": ps.Job.read,
-    "window": ps.KeyedStream.window,
-    "dedupe": ps.Stream.dedupe,
-    "join": ps.Stream.join,
+    "window": ps.types.KeyedStream.window,
+    "dedupe": ps.types.Stream.dedupe,
+    "join": ps.types.Stream.join,
 }
 
 
@@ -31,7 +33,7 @@ def kind(name: str) -> type:
 
 
 class Visits(ps.KeyedProcess):
-    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: Any, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,14 @@ class Visits(ps.KeyedProcess):
         (lambda: STREAM.withWatermark("at", "10s"), "job.read(..., event_time='at', out_of_order='10s')"),
         (lambda: KEYED.dedupe(on="id", within="1h", uid="d"), "write it before key_by(...)"),
         (lambda: KEYED.write_to(None, uid="out"), "Put process, aggregate, top or window"),
-        (lambda: KEYED.window(ps.tumbling("1min")).late(), "window(...).aggregate(...).late()"),
-        (lambda: KEYED.window(ps.tumbling("1min"), allowed_lateness="1s"), "say lateness='30s'"),
-        (lambda: KEYED.window(ps.session("1min"), gap="1min"), "say window(ps.session('30min'))"),
-        (lambda: KEYED.window(ps.session("1min"), latenes="1s"), "did you mean 'lateness'?"),
-        (lambda: KEYED.window(ps.session("1min"), x=1), "there are lateness, early, event_time"),
+        (lambda: KEYED.window(ps.windows.tumbling("1min")).late(), "window(...).aggregate(...).late()"),
+        (lambda: KEYED.window(ps.windows.tumbling("1min"), allowed_lateness="1s"), "say lateness='30s'"),
+        (
+            lambda: KEYED.window(ps.windows.session("1min"), gap="1min"),
+            "say window(ps.windows.session('30min'))",
+        ),
+        (lambda: KEYED.window(ps.windows.session("1min"), latenes="1s"), "did you mean 'lateness'?"),
+        (lambda: KEYED.window(ps.windows.session("1min"), x=1), "there are lateness, early, event_time"),
         (lambda: STREAM.dedupe(on="id", ttl="1h", uid="d"), "say within='1h'"),
         (lambda: STREAM.join(STREAM, on="id", bounds=("0s", "1s"), uid="j"), "say within="),
         (lambda: cast("Any", ps.Job.read)(None, None, uid="r", watermark="1s"), "say event_time='at'"),

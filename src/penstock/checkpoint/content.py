@@ -17,7 +17,7 @@ from penstock.checkpoint.completed import (
     Upstream,
 )
 from penstock.checkpoint.events import BatchFinished
-from penstock.checkpoint.pending import Now, Pending
+from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.config import Checkpointing
 from penstock.errors import InternalError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
@@ -77,7 +77,7 @@ class Content:
         self._settings = settings
         self._uploads: dict[tuple[SubtaskId, int], _Upload] = {}
 
-    def uploaded(self, handle: StateHandle, async_ms: float, now: Now) -> None:
+    def uploaded(self, handle: StateHandle, async_ms: float, now: EventTimestamp) -> None:
         """It is done, and took so long."""
         self._uploads[handle.subtask, handle.version] = _Upload(async_ms, now.monotonic, now.wall)
 
@@ -92,7 +92,7 @@ class Content:
         *,
         transactions: tuple[PreCommitted, ...],
         completed: Sequence[Completed],
-        now: Now,
+        now: EventTimestamp,
         time_us: int = 0,
     ) -> Completed:
         """The metadata of a checkpoint that stands for the end of batch `cut`, and completes behind `completed`.
@@ -130,7 +130,7 @@ class Content:
             positions_set=dict(self._identity.positions_set),
         )
 
-    def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:
+    def _duration_s(self, pending: Pending, cut: BatchFinished, now: EventTimestamp) -> float:
         """From the trigger on. What was stored before it counts with the time that took: one is triggered while no batch comes."""
         triggered_s = pending.triggered.monotonic
         known = [

@@ -30,7 +30,7 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import CheckpointName, exists, mark_committed, name_of, write_metadata
-from penstock.checkpoint.pending import Now, Pending
+from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.errors import (
@@ -252,8 +252,8 @@ class Coordinator:
         if isinstance(event, Tick):
             self._committer.tick()
 
-    def _now(self) -> Now:
-        return Now(self._clock.monotonic(), self._clock.wall())
+    def _now(self) -> EventTimestamp:
+        return EventTimestamp(self._clock.monotonic(), self._clock.wall())
 
     def _perform(self, action: Action) -> None:
         match action:

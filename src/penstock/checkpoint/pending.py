@@ -13,7 +13,7 @@ from penstock.wording import duration
 
 
 @dataclass(frozen=True)
-class Now:
+class EventTimestamp:
     """The time of an event: for intervals, and for people."""
 
     monotonic: float
@@ -25,7 +25,7 @@ class Pending:
     """It waits for its batch, then for an acknowledgement with a durable handle from every subtask, then for its metadata."""
 
     checkpoint: CheckpointId
-    triggered: Now
+    triggered: EventTimestamp
     batch: BatchFinished | None = None
     acknowledged: dict[SubtaskId, StateHandle] = field(default_factory=dict)
     writing: Completed | None = None

@@ -36,7 +36,7 @@ from penstock.checkpoint.events import (
 )
 from penstock.checkpoint.later_versions import LaterVersions
 from penstock.checkpoint.needed_files import NeededFiles
-from penstock.checkpoint.pending import Now, Pending
+from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.checkpoint.under_way import UnderWay
 from penstock.config import Checkpointing, Mode
 from penstock.ids import NO_CHECKPOINT, CheckpointId
@@ -51,7 +51,7 @@ class Protocol:
         settings: Checkpointing,
         identity: Identity,
         completed: Iterable[Completed],
-        started: Now,
+        started: EventTimestamp,
         restored: Iterable[StateHandle] = (),
         *,
         held: frozenset[str] = frozenset(),
@@ -72,7 +72,7 @@ class Protocol:
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
-    def begin_batch(self, batch: CheckpointId, now: Now) -> bool:
+    def begin_batch(self, batch: CheckpointId, now: EventTimestamp) -> bool:
         """Trigger a checkpoint with this batch's barrier, if one is due; true if so."""
         if not self._due(now):
             return False
@@ -121,7 +121,7 @@ class Protocol:
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────
 
-    def handle(self, event: Event, now: Now) -> list[Action]:  # noqa: C901, PLR0911 - one line an event
+    def handle(self, event: Event, now: EventTimestamp) -> list[Action]:  # noqa: C901, PLR0911 - one line an event
         """Take one event; return what must be done, in this order."""
         match event:
             case BatchFinished():
@@ -149,7 +149,7 @@ class Protocol:
             case JobEnded():
                 return self._job_ended(now)
 
-    def _batch_finished(self, event: BatchFinished, now: Now) -> list[Action]:
+    def _batch_finished(self, event: BatchFinished, now: EventTimestamp) -> list[Action]:
         self._newest = event
         self.files.batch_finished(event)
         if self._later:
@@ -161,14 +161,14 @@ class Protocol:
             actions += self._give_up_if_declined(pending, now)
         return actions + self._completions(now) + self._discard()
 
-    def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
+    def _snapshot_durable(self, event: SnapshotDurable, now: EventTimestamp) -> list[Action]:
         self.files.stored(event.handle)
         if self._later:
             self._later.hand_in(event.handle)
         self._content.uploaded(event.handle, event.async_ms, now)
         return self._completions(now) + self._discard()
 
-    def _snapshot_declined(self, event: SnapshotDeclined, now: Now) -> list[Action]:
+    def _snapshot_declined(self, event: SnapshotDeclined, now: EventTimestamp) -> list[Action]:
         self.files.may_be_stored(event.files, event.version if event.tried is None else event.tried)
         pending = self.pending.get(CheckpointId(event.version))
         if pending is None or pending.writing:
@@ -176,12 +176,12 @@ class Protocol:
         pending.decline(event)
         return self._give_up_if_declined(pending, now)
 
-    def _give_up_if_declined(self, pending: Pending, now: Now) -> list[Action]:
+    def _give_up_if_declined(self, pending: Pending, now: EventTimestamp) -> list[Action]:
         if (event := pending.declined) is None:
             return self._discard()
         return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
 
-    def _metadata_written(self, event: MetadataWritten, now: Now) -> list[Action]:
+    def _metadata_written(self, event: MetadataWritten, now: EventTimestamp) -> list[Action]:
         checkpoint = event.checkpoint
         written = self._under_way.complete(checkpoint, now)
         self.completed.append(written)
@@ -195,7 +195,7 @@ class Protocol:
         actions += self._give_up_all(older, FailureReason.SUBSUMED, now)
         return actions + self._subsume() + self._trigger_idle(now) + self._completions(now)
 
-    def _somebody_waits(self, event: CheckpointWanted | AnswerTaken, now: Now) -> list[Action]:
+    def _somebody_waits(self, event: CheckpointWanted | AnswerTaken, now: EventTimestamp) -> list[Action]:
         if isinstance(event, AnswerTaken):
             self._waited_for.pop(event.token, None)
             return []
@@ -203,7 +203,7 @@ class Protocol:
         self._waited_for[event.token] = max(newest, CheckpointId(0))  # where there is none yet, any will do
         return self._trigger_idle(now)
 
-    def _job_ended(self, now: Now) -> list[Action]:
+    def _job_ended(self, now: EventTimestamp) -> list[Action]:
         """Whether a metadata that is being written exists is for recovery to see, so its files stay."""
         left = [(one, "the run is over") for one in self._under_way.not_being_written()]
         actions = self._give_up_all(left, FailureReason.JOB_ENDED, now)
@@ -213,18 +213,18 @@ class Protocol:
 
     # ── triggering and completing ──────────────────────────────────────────────────────────────
 
-    def _due(self, now: Now) -> bool:
+    def _due(self, now: EventTimestamp) -> bool:
         """Whether it is time for a checkpoint: by the settings, or because somebody waits for one and none is under way that has it all."""
         newest = max([self.last_completed, *self.pending])
         at_once = any(at_least > newest for at_least in self._waited_for.values())
         return self._under_way.due(now, at_once=at_once)
 
-    def _trigger(self, batch: CheckpointId, now: Now) -> Pending:
+    def _trigger(self, batch: CheckpointId, now: EventTimestamp) -> Pending:
         return self._under_way.trigger(
             batch, now, ahead=not self._draining and not self._under_way.is_time(now)
         )
 
-    def _trigger_idle(self, now: Now) -> list[Action]:
+    def _trigger_idle(self, now: EventTimestamp) -> list[Action]:
         """Complete the newest finished batch when the interval is over and no new batch takes the barrier along."""
         newest = self._newest
         if newest is None or newest.batch <= self.last_completed or newest.batch in self.pending:
@@ -239,7 +239,7 @@ class Protocol:
         self._trigger(newest.batch, now).attach(newest)
         return self._completions(now) + actions
 
-    def _completions(self, now: Now) -> list[Action]:
+    def _completions(self, now: EventTimestamp) -> list[Action]:
         """Complete the oldest checkpoint that can be, unless one is being written."""
         for pending in self._under_way.in_order():
             self._acknowledge(pending)
@@ -256,7 +256,7 @@ class Protocol:
         else:
             pending.acknowledge_durable(self.files.durable)
 
-    def _content_of(self, pending: Pending, now: Now) -> Completed:
+    def _content_of(self, pending: Pending, now: EventTimestamp) -> Completed:
         cut = self._later.cut(pending) if self._later else pending.batch
         transactions = self.commits.promised(pending.last_version)
         time_us = 0 if self._newest is None else self._newest.now_us
@@ -267,12 +267,14 @@ class Protocol:
     # ── giving up, and forgetting ──────────────────────────────────────────────────────────────
 
     def _give_up_all(
-        self, these: Iterable[tuple[Pending, str]], reason: FailureReason, now: Now
+        self, these: Iterable[tuple[Pending, str]], reason: FailureReason, now: EventTimestamp
     ) -> list[Action]:
         """Each with a detail of its own."""
         return list(chain(*(self._give_up(one, reason, detail, now) for one, detail in these)))
 
-    def _give_up(self, pending: Pending, reason: FailureReason, detail: str, now: Now) -> list[Action]:
+    def _give_up(
+        self, pending: Pending, reason: FailureReason, detail: str, now: EventTimestamp
+    ) -> list[Action]:
         too_many = self._under_way.given_up(pending, reason, detail, now, self.last_completed)
         announced = Announce(pending.checkpoint, reason, detail, pending.triggered.wall)
         return [announced, *self._discard(), *too_many]

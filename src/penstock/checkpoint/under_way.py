@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import FailJob, FailureReason
-from penstock.checkpoint.pending import Now, Pending
+from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.config import Checkpointing
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId
@@ -24,7 +24,7 @@ PAUSE_AFTER_FAILURE_S = 5.0
 class UnderWay:
     """The pending checkpoints of one run, and what is known of those that ended."""
 
-    def __init__(self, settings: Checkpointing, started: Now) -> None:
+    def __init__(self, settings: Checkpointing, started: EventTimestamp) -> None:
         self._settings = settings
         self._last_trigger = started.monotonic
         self._last_end = float("-inf")
@@ -41,20 +41,20 @@ class UnderWay:
         """Whether no other may be triggered beside them."""
         return len(self.pending) >= self._settings.max_concurrent
 
-    def is_time(self, now: Now) -> bool:
+    def is_time(self, now: EventTimestamp) -> bool:
         """Whether the settings want the next one."""
         return (
             now.monotonic - self._last_trigger >= self._settings.interval_s
             and now.monotonic - self._last_end >= self._settings.min_pause_s
         )
 
-    def due(self, now: Now, *, at_once: bool = False) -> bool:
+    def due(self, now: EventTimestamp, *, at_once: bool = False) -> bool:
         """Whether the next one may begin. `at_once`: somebody waits for it, who is not to wait for the interval."""
         pause_s = max(PAUSE_AFTER_FAILURE_S, self._settings.min_pause_s)
         may_be_ahead = at_once and now.monotonic - self._last_failure >= pause_s
         return (may_be_ahead or self.is_time(now)) and not self.full
 
-    def trigger(self, checkpoint: CheckpointId, now: Now, *, ahead: bool = False) -> Pending:
+    def trigger(self, checkpoint: CheckpointId, now: EventTimestamp, *, ahead: bool = False) -> Pending:
         """Begin one. `ahead`: only because somebody waits for it."""
         if ahead:
             self._ahead.add(checkpoint)
@@ -78,7 +78,7 @@ class UnderWay:
         too_many = len(self.pending) - self._settings.max_concurrent + 1
         return self.not_being_written()[: max(0, too_many)]
 
-    def late(self, now: Now) -> list[tuple[Pending, str]]:
+    def late(self, now: EventTimestamp) -> list[tuple[Pending, str]]:
         """Those of them whose time is over, and what each of them waited for."""
         timeout_s = self._settings.timeout_s
         return [
@@ -109,7 +109,7 @@ class UnderWay:
         """Whether it was triggered before its time."""
         return pending.checkpoint in self._ahead
 
-    def complete(self, checkpoint: CheckpointId, now: Now) -> Completed:
+    def complete(self, checkpoint: CheckpointId, now: EventTimestamp) -> Completed:
         """The metadata with this number is written: the checkpoint exists."""
         pending, written = self._being_written(checkpoint)
         self._end(pending, now)
@@ -118,7 +118,7 @@ class UnderWay:
         return written
 
     def given_up(
-        self, pending: Pending, reason: FailureReason, detail: str, now: Now, back_to: CheckpointId
+        self, pending: Pending, reason: FailureReason, detail: str, now: EventTimestamp, back_to: CheckpointId
     ) -> list[FailJob]:
         """It never will. If that is more than is tolerated, the job goes `back_to` its last checkpoint."""
         counts = reason.counts and pending.checkpoint not in self._ahead
@@ -134,7 +134,7 @@ class UnderWay:
         )
         return [FailJob(text)]
 
-    def _end(self, pending: Pending, now: Now) -> None:
+    def _end(self, pending: Pending, now: EventTimestamp) -> None:
         del self.pending[pending.checkpoint]
         self._ahead.discard(pending.checkpoint)
         self._last_end = now.monotonic

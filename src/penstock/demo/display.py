@@ -35,7 +35,7 @@ class Scene:
     kills: int = 0
 
 
-class Display:
+class DemoDisplay:
     """Follows a demonstration. Notes stay on the screen; the panel below them moves."""
 
     def __init__(self, settings: DemoSettings, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from penstock.demo.display import Display
+from penstock.demo.display import DemoDisplay
 from penstock.demo.settings import DemoSettings, checked, prepare_folder
-from penstock.demo.supervisor import Supervisor
+from penstock.demo.supervisor import DemoSupervisor
 from penstock.demo.truth import (
     compare,
     counts_in_database,
@@ -85,8 +85,8 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         style="bold",
     )
     console.print(f"everything is in {settings.folder}", style="dim", soft_wrap=True)
-    display = Display(settings, console)
-    supervisor = Supervisor(settings, display)
+    display = DemoDisplay(settings, console)
+    supervisor = DemoSupervisor(settings, display)
     with display.watching():
         log = write_events(settings, display.written)
         supervisor.run()

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.config import Mode, whole_number
 from penstock.errors import ConfigError
-from penstock.testing.kill_points import KillPoint, Moment
+from penstock.testing.kill_points import KillMoment, KillPoint
 
 JOB = "page-views"
 BATCHES_PER_DRIVER = 2
@@ -69,11 +69,11 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         spaced = self.batches * (number + 1) // (self.kills + 1)
         return KillPoint(moment=self._moment(number), first=max(1, spaced - 1))
 
-    def _moment(self, number: int) -> Moment:
+    def _moment(self, number: int) -> KillMoment:
         """Exactly once survives both moments. In the other modes the kill comes before the checkpoint, where it has an effect."""
         if self.mode is Mode.EXACTLY_ONCE and number % 2 == 1:
-            return Moment.BEFORE_COMMIT
-        return Moment.BEFORE_COMPLETE
+            return KillMoment.BEFORE_COMMIT
+        return KillMoment.BEFORE_COMPLETE
 
 
 def checked(settings: DemoSettings) -> DemoSettings:
@@ -125,7 +125,7 @@ class Moved(msgspec.Struct, frozen=True, tag="moved"):
 class Killed(msgspec.Struct, frozen=True, tag="killed"):
     """The driver is about to be killed. Another of its threads may still say something."""
 
-    moment: Moment
+    moment: KillMoment
     checkpoint: int
 
 
@@ -133,14 +133,14 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The input is done, everything is committed."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class DriverFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The job gave up."""
 
     error: str
 
 
-Ending = Killed | Finished | Failed
-Message = Started | Moved | Killed | Finished | Failed
+Ending = Killed | Finished | DriverFailed
+Message = Started | Moved | Killed | Finished | DriverFailed
 
 
 def read_message(line: bytes) -> Message | None:

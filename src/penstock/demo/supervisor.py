@@ -19,12 +19,12 @@ import msgspec
 
 import penstock
 from penstock.config import Mode
-from penstock.demo.display import Display
+from penstock.demo.display import DemoDisplay
 from penstock.demo.job import TABLE
 from penstock.demo.settings import (
     DemoSettings,
+    DriverFailed,
     Ending,
-    Failed,
     Finished,
     Killed,
     Message,
@@ -33,7 +33,7 @@ from penstock.demo.settings import (
     read_message,
 )
 from penstock.errors import JobFailedError
-from penstock.testing.kill_points import Moment
+from penstock.testing.kill_points import KillMoment
 
 POLL_S = 0.2
 PIPE_GRACE_S = 10.0
@@ -43,7 +43,7 @@ PIPE_GRACE_S = 10.0
 class Kill:
     """One kill, and where the next driver went back to."""
 
-    moment: Moment
+    moment: KillMoment
     checkpoint: int
     mode: Mode
     back_to: int | None = None
@@ -67,10 +67,10 @@ class Kill:
         return text
 
 
-class Supervisor:
+class DemoSupervisor:
     """Keeps one driver running until the job is finished."""
 
-    def __init__(self, settings: DemoSettings, display: Display) -> None:
+    def __init__(self, settings: DemoSettings, display: DemoDisplay) -> None:
         self._settings = settings
         self._display = display
         self.kills: list[Kill] = []
@@ -138,7 +138,7 @@ class Supervisor:
             case Killed():
                 self.kills.append(Kill(message.moment, message.checkpoint, self._settings.mode))
                 self._display.driver_killed(str(self.kills[-1]), len(self.kills))
-            case Finished() | Failed():
+            case Finished() | DriverFailed():
                 pass
         return message if isinstance(message, Ending) else None
 
@@ -178,5 +178,5 @@ def _end_group(driver: subprocess.Popen[bytes]) -> None:
 
 
 def _unplanned(returncode: int, ending: Ending | None, log: Path) -> JobFailedError:
-    why = ending.error if isinstance(ending, Failed) else f"the driver ended with code {returncode}"
+    why = ending.error if isinstance(ending, DriverFailed) else f"the driver ended with code {returncode}"
     return JobFailedError(f"the demonstration failed: {why}; more in {log}", returncode=returncode)

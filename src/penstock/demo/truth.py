@@ -21,7 +21,7 @@ from penstock.sources import PartitionedLog
 
 
 @dataclass(frozen=True)
-class Tally:
+class Checksums:
     """How many events of an app, and two checksums over which ones."""
 
     count: int = 0
@@ -29,8 +29,8 @@ class Tally:
     event_xor: int = 0
 
 
-NOTHING = Tally()
-Ledger = Mapping[str, Tally]
+NOTHING = Checksums()
+Ledger = Mapping[str, Checksums]
 
 
 def true_counts(log: PartitionedLog) -> Ledger:
@@ -40,7 +40,7 @@ def true_counts(log: PartitionedLog) -> Ledger:
     codes = apps.indices.to_numpy(zero_copy_only=False)
     events = table.column("event").to_numpy()
     return {
-        app: Tally(len(own), int(own.sum()), int(np.bitwise_xor.reduce(own)))
+        app: Checksums(len(own), int(own.sum()), int(np.bitwise_xor.reduce(own)))
         for code, app in enumerate(apps.dictionary.to_pylist())
         for own in [events[codes == code]]
     }
@@ -52,16 +52,16 @@ def counts_in_database(path: Path) -> Ledger:
         return {}
     with closing(sqlite3.connect(path)) as database:
         rows = database.execute(f"SELECT app, pv, event_sum, event_xor FROM {TABLE}").fetchall()  # noqa: S608 - a constant
-    return {app: Tally(*numbers) for app, *numbers in rows}
+    return {app: Checksums(*numbers) for app, *numbers in rows}
 
 
 def counts_in_files(path: Path) -> Ledger:
     """What the rows of all Parquet files add up to."""
     table = ds.dataset(path, format="parquet").to_table() if any(path.glob("*.parquet")) else pa.table({})
-    ledger: dict[str, Tally] = {}
+    ledger: dict[str, Checksums] = {}
     for row in table.to_pylist():
         before = ledger.get(row["app"], NOTHING)
-        ledger[row["app"]] = Tally(
+        ledger[row["app"]] = Checksums(
             before.count + row["pv"], before.event_sum + row["event_sum"], before.event_xor ^ row["event_xor"]
         )
     return ledger
@@ -116,7 +116,7 @@ def compare(output: str, truth: Ledger, found: Ledger) -> Comparison:
     )
 
 
-def _same_number_other_events(true: Tally, found: Tally) -> bool:
+def _same_number_other_events(true: Checksums, found: Checksums) -> bool:
     return true.count == found.count and true != found
 
 

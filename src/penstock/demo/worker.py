@@ -19,7 +19,7 @@ import msgspec
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.demo.job import build_job
-from penstock.demo.settings import JOB, DemoSettings, Failed, Finished, Killed, Message, Moved, Started
+from penstock.demo.settings import JOB, DemoSettings, DriverFailed, Finished, Killed, Message, Moved, Started
 from penstock.graph import Output
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.job_record import JobRecord, check_job_record
@@ -42,7 +42,7 @@ def main() -> None:
         _work(settings, settings.kill_point(int(sys.argv[2])))
     except Exception as error:
         logging.getLogger(__name__).exception("the job failed")
-        _say(Failed(f"{type(error).__name__}: {error}"))
+        _say(DriverFailed(f"{type(error).__name__}: {error}"))
         sys.exit(1)
     _say(Finished())
 

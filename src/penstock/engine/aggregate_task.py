@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.engine.dead_letters import ROW, ROWS
-from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import RESULTS, Outputs
-from penstock.engine.task_rows import TaskRows
+from penstock.engine.operator_task import OperatorTask
 from penstock.errors import InternalError
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.distinct_values import WHOSE
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import null_keys
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_column import TimeColumn
@@ -72,9 +72,9 @@ class AggregateTask(OperatorTask):
         """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
         return list(self.keys) if len(self.keys) > 1 else []
 
-    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
+    def without_null_keys(self, table: pa.Table, bad: BadRecords, keys: Sequence[str]) -> pa.Table:
         """See `OperatorTask.without_null_keys`."""
-        left = without_null_keys(table, self.keys, bad)
+        left = without_null_keys(table, keys, bad)
         return left.drop_columns([name for name in (ROW, ROWS) if name in left.column_names])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,7 +13,6 @@ from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, SinkAnswer
 from penstock.engine.bad_row_search import Sifter
 from penstock.engine.executor import Executor
-from penstock.engine.subtask import OperatorTask
 from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.log_fields import about
@@ -110,7 +109,7 @@ class _Input:
 class Fused:
     """An operator whose results go straight into a sink, in one Python worker."""
 
-    first: OperatorTask
+    first: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     second: SinkWriter
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it

@@ -13,7 +13,7 @@ from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import CheckpointListener
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.checkpoint.state_columns import columns_of
@@ -179,7 +179,7 @@ def make_coordinator(
         positions_set=dict(plan.options.positions),
         former_uids=plan.former_uids,
     )
-    now = Now(clock.monotonic(), clock.wall())
+    now = EventTimestamp(clock.monotonic(), clock.wall())
     protocol = Protocol(
         spec.checkpoint, identity, plan.retained, now, start.handles.values(), held=plan.started_files
     )

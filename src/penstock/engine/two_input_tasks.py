@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import LATE_RIGHT, RESULTS, Outputs, Tags
-from penstock.engine.task_rows import RightInput, TaskRows
+from penstock.engine.operator_task import OperatorTask
 from penstock.errors import InternalError
-from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
-from penstock.operators.grouping import check_rows
+from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.join_spec import JoinSpec
 from penstock.operators.late_rows import LateRows
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
+from penstock.operators.outputs import LATE_RIGHT, RESULTS, Outputs
 from penstock.operators.run_join import run_join
 from penstock.state.backends.base import OpenState
 from penstock.state.handle import Due
@@ -30,33 +27,18 @@ class TwoInputTask(OperatorTask):
     late_right: pa.Schema | None = field(default=None, kw_only=True)
     """The columns of the late rows of its right input, where somebody reads them."""
 
-    @property
-    def right_columns(self) -> Sequence[str] | None:
-        """See `OperatorTask.right_columns`."""
-        return self.right.columns
+    takes_null_keys = True
+    """A row without a key is not bad: null equals nothing, and so it has no partner."""
 
     @property
-    def right_keys(self) -> tuple[str, ...]:
-        """See `OperatorTask.right_keys`."""
-        return self.right.keys
+    def right_input(self) -> RightInput | None:
+        """See `OperatorTask.right_input`."""
+        return self.right
 
     @property
-    def tags(self) -> Tags:
-        """See `OperatorTask.tags`."""
-        tags = super().tags
-        return tags if self.late_right is None else {**tags, LATE_RIGHT: self.late_right}
-
-    def checked(self, rows: TaskRows, subtask: SubtaskId, bad: BadRecords) -> TaskRows:  # noqa: ARG002
-        """See `OperatorTask.checked`. A row without a key is not bad: null equals nothing, and so it has no partner."""
-        for table in both(rows):
-            check_rows(
-                table,
-                [],
-                operator=self.uid,
-                subtask=subtask.index,
-                parallelism=self.assignment.place.parallelism,
-            )
-        return rows
+    def late_right_columns(self) -> pa.Schema | None:
+        """See `OperatorTask.late_right_columns`."""
+        return self.late_right
 
 
 def both(rows: TaskRows) -> tuple[pa.Table, pa.Table]:

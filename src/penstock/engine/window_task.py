@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,9 +10,7 @@ import pyarrow as pa
 
 from penstock.engine.aggregate_task import rows_stood_for, without_null_keys
 from penstock.engine.dead_letters import ROW, ROWS
-from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import RESULTS, Outputs
-from penstock.engine.task_rows import TaskRows
+from penstock.engine.operator_task import OperatorTask
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
@@ -19,9 +18,11 @@ from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.count_windows import CountSpec, run_count_windows
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import null_keys
+from penstock.operators.inputs import TaskRows
 from penstock.operators.keyed_process import Context
 from penstock.operators.late_panes import ABSURD, refused, without_late_rows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.session_aggregate import SessionRun, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn
@@ -87,9 +88,9 @@ class _ReducedTask(_WindowTask):
         """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
         return list(self.keys) if len(self.keys) > 1 else []
 
-    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
+    def without_null_keys(self, table: pa.Table, bad: BadRecords, keys: Sequence[str]) -> pa.Table:
         """See `OperatorTask.without_null_keys`."""
-        return without_null_keys(table, self.keys, bad)
+        return without_null_keys(table, keys, bad)
 
 
 @dataclass
@@ -210,12 +211,12 @@ class CountAggregateTask(_WindowTask):
         own = {SORT_KEY, *self.spec.layout().value.names}
         return [name for name in table.column_names if name not in own]
 
-    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
+    def without_null_keys(self, table: pa.Table, bad: BadRecords, keys: Sequence[str]) -> pa.Table:
         """See `OperatorTask.without_null_keys`."""
-        flags, reasons = null_keys(table, list(self.keys))
+        flags, reasons = null_keys(table, list(keys))
         if not reasons:
             return table
-        bad.add(table.filter(pa.array(flags)).select(self.shown_columns(table)), reasons, self.keys)
+        bad.add(table.filter(pa.array(flags)).select(self.shown_columns(table)), reasons, keys)
         return table.filter(pa.array(~flags))
 
 

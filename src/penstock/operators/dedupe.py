@@ -1,4 +1,4 @@
-"""Let the first row of each value pass, and none that comes within some time of it. Executors.
+"""`dedupe`: let the first row of each value pass, and none that comes within some time of it.
 
 Rows are taken in the order in which they come. A row passes if no row of its value has passed whose event time is less than `within` away
 from its own, before it or behind it. What has passed at time p is asked for by rows that are in time as long as the watermark is below
@@ -7,13 +7,20 @@ p + within: so it is kept so long, and without late rows the watermark, and how 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.config import Duration, duration_us, seconds
+from penstock.errors import ConfigError
+from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator, Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import group_rows
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_column import TimeColumn
@@ -25,6 +32,7 @@ from penstock.state.backends.equality import Flags
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure, stamp_name
 from penstock.state.sizes import PART_BYTES, in_batches
+from penstock.wording import exactly
 
 PASSED = "passed"
 KEYS_AT_ONCE = 1 << 18
@@ -35,8 +43,54 @@ _TIME = pa.field("__penstock_time", pa.int64())
 _ROW = "__penstock_row"
 
 
+@dataclass(frozen=True, eq=False)
+class Dedupe(Operator):
+    """The first row of each value of the key; none that comes so near to it in event time."""
+
+    within_us: int
+    event_time: str | None = None
+    """The column that the user named; None for that of the stream."""
+
+    late_inputs: ClassVar[tuple[str, ...]] = (LEFT,)
+
+    @classmethod
+    def checked(
+        cls, uid: str, upstream: Node, *, on: str | Sequence[str], within: Duration, event_time: str | None
+    ) -> Dedupe:
+        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        keys = (on,) if isinstance(on, str) else tuple(on)
+        if not keys or not all(isinstance(key, str) and key for key in keys) or len(set(keys)) < len(keys):
+            raise ConfigError(
+                f"dedupe {uid!r}: on={on!r}: it takes the names of one or more columns, each once", uid=uid
+            )
+        if event_time is not None and not (isinstance(event_time, str) and event_time):
+            raise ConfigError(
+                f"dedupe {uid!r}: event_time={event_time!r}: it takes the name of a column, such as 'at'",
+                uid=uid,
+            )
+        within_us = duration_us("within", within, seconds("within", within, exclusive=True))
+        if within_us < 1:
+            raise ConfigError(
+                f"within={within!r} is too short: it must be at least a microsecond", within=within
+            )
+        return cls(uid, upstream, keys, within_us, event_time)
+
+    def describe(self) -> str:
+        """How far apart rows have to be."""
+        return f"dedupe within {exactly(self.within_us)}"
+
+    @property
+    def judges_by_time(self) -> bool:
+        """Rows before the watermark are late."""
+        return True
+
+    def needs_event_time(self) -> EventTimeNeed | None:
+        """It says how long values are remembered."""
+        return EventTimeNeed("keeps rows as long as event time says", "they would be kept for ever")
+
+
 @dataclass(frozen=True)
-class DedupeSpec:
+class DedupeSpec(Spec):
     """What `dedupe` was asked for, and the columns of the stream; `time` is the column with the event time."""
 
     columns: pa.Schema
@@ -52,6 +106,28 @@ class DedupeSpec:
             PASSED, pa.schema([*key, _TIME]), pa.schema([lifetime.stamp_field]), lifetimes=(lifetime,)
         )
         return StateLayout(key, pa.schema([]), (passed,))
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the stream."""
+        return self.columns
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return DedupeTask(context, self)
+
+
+@dataclass
+class DedupeTask(Task):
+    """Time changes nothing in its state, except that what nobody asks for any more is gone: so it waits for nothing."""
+
+    spec: DedupeSpec
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """The rows that pass; late ones are put aside."""
+        given = run_dedupe(self.spec, rows.own, state, self.context.clock, operator=self.context.uid)
+        self.context.late.add(given.late)
+        return {RESULTS: given.passed}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.operators.base import LEFT, RIGHT
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import StateLayout, TableLayout
@@ -20,8 +21,6 @@ from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure
 PLACE = pa.field("__penstock_place", pa.int64())
 """Tells the rows of a key apart: a number that no other row of the input ever has."""
 MATCHED = pa.field("__penstock_matched", pa.bool_())
-LEFT, RIGHT = "left", "right"
-"""What the inputs are called."""
 
 
 class How(enum.Enum):

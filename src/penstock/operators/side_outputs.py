@@ -49,15 +49,14 @@ def check_sides(operator: object, base: type, uid: str) -> None:
             )
 
 
-def checked_side(operator: object, name: object, uid: str) -> str:
-    """The name of a declared side output, or a refusal that says which there are."""
-    there_are = declared_sides(operator)
+def checked_side(there_are: Collection[str], name: object, uid: str, kind: str) -> str:
+    """The name of a declared side output, or a refusal that says which there are; `kind` is the class that declares them."""
     if isinstance(name, str) and name in there_are:
         return name
     missing = f"operator {uid!r} has no side output {name!r}"
     if not there_are:
         raise ConfigError(
-            f"{missing}: {type(operator).__name__} declares none; write one into the class, such as alerts = "
+            f"{missing}: {kind} declares none; write one into the class, such as alerts = "
             "ps.SideOutput('card string, amount long')",
             operator=uid,
         )

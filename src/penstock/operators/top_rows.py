@@ -1,4 +1,4 @@
-"""The first rows of each key in an order: what is kept, and the plain case, in which every row counts. Executors.
+"""The first rows of each key in an order, in the plain case, in which every row counts. Executors.
 
 Only the first `n` rows of a key are kept: no other can come back. Of rows that are equal in the order the one that came first stays,
 which its place says, a number that only grows.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.operators.grouping import Grouped
-from penstock.operators.row_order import Numbers, Order, order_keys, sorted_by
+from penstock.operators.row_order import Numbers, order_keys, sorted_by
 from penstock.operators.table_rows import (
     KEY_INDEX,
     PieceRows,
@@ -22,57 +23,16 @@ from penstock.operators.table_rows import (
     how_many_before,
 )
 from penstock.operators.wide_columns import as_batch
-from penstock.state.backends.base import StateLayout, TableLayout
 from penstock.state.backends.equality import Flags
 from penstock.state.handle import GENERATION_SHIFT
 from penstock.state.sizes import in_batches
 
-RANK = pa.field("rank", pa.int32())
-"""The column that results have behind those of the stream."""
+if TYPE_CHECKING:
+    from penstock.operators.top import TopSpec
+
 NEW_BYTES = 256 << 20
 """So many bytes of a key's new rows are looked at at once."""
-_PLACE = pa.field("__penstock_place", pa.int64())
-
-
-@dataclass(frozen=True)
-class TopSpec:
-    """What `top` was asked for, and the columns of the stream. `of` and `newest` are empty where every row counts."""
-
-    columns: pa.Schema
-    keys: tuple[str, ...]
-    n: int
-    by: tuple[Order, ...]
-    of: tuple[str, ...] = ()
-    newest: tuple[Order, ...] = ()
-
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the results."""
-        return pa.schema([*self.columns, RANK])
-
-    @property
-    def kept(self) -> pa.Schema:
-        """The columns of a row beside its key; those of `of` first."""
-        others = [field for field in self.columns if field.name not in (*self.keys, *self.of)]
-        return pa.schema([*self._fields(self.of), *others])
-
-    @property
-    def own_order(self) -> tuple[Order, ...]:
-        """What orders the rows of a key: its key columns do not."""
-        return tuple(order for order in self.by if order.column not in self.keys)
-
-    def _fields(self, names: Sequence[str]) -> list[pa.Field]:
-        return [self.columns.field(name) for name in names]
-
-    def layout(self) -> StateLayout:
-        """What is kept. The order is in the names, so that a checkpoint with rows of another order is refused by name."""
-        key, kept = pa.schema(self._fields(self.keys)), list(self.kept)
-        said = f"top {self.n} by {', '.join(map(str, self.by))}"
-        if not self.of:
-            return StateLayout(key, pa.schema([]), (TableLayout(said, pa.schema([*key, _PLACE]), self.kept),))
-        identity, value = pa.schema([*key, *kept[: len(self.of)]]), pa.schema(kept[len(self.of) :])
-        names = (f"rows of {', '.join(self.of)}", f"{said} of {', '.join(self.of)}")
-        return StateLayout(key, pa.schema([]), tuple(TableLayout(name, identity, value) for name in names))
+PLACE = pa.field("__penstock_place", pa.int64())
 
 
 @dataclass(frozen=True)
@@ -155,7 +115,7 @@ def _update(spec: TopSpec, rows: PieceRows, found: pa.Table, new: KeyedRows, gen
     old = KeyedRows(found.column(KEY_INDEX).to_numpy(), found.select(spec.kept.names))
     places = np.concatenate(
         [
-            found.column(_PLACE.name).to_numpy(),
+            found.column(PLACE.name).to_numpy(),
             (generation << GENERATION_SHIFT) + how_many_before(new.key_index),
         ]
     )

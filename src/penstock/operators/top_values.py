@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.operators.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds, last_of_each
-from penstock.operators.top_rows import KeyedRows, NewRows, Ranked, TopSpec, one_chunk
+from penstock.operators.top_rows import KeyedRows, NewRows, Ranked, one_chunk
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.sizes import in_batches
+
+if TYPE_CHECKING:
+    from penstock.operators.top import TopSpec
 
 ROWS_AT_ONCE = 1 << 14
 """So many rows are compared with those that are stored at once: these may be much larger."""

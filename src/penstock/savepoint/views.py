@@ -97,7 +97,7 @@ class Plain(Shown):
 
 
 @dataclass(frozen=True)
-class Moment(Shown):
+class TimestampColumn(Shown):
     """A stored number of microseconds as a moment, moved by so many."""
 
     column: str
@@ -353,7 +353,7 @@ def _told_apart(table: TableLayout, own: Sequence[pa.Field], of_key: tuple[str, 
     name, names = table.name, [field.name for field in own]
     value = _values(table.visible)
     if name in _TIMERS:
-        return _TIMERS[name], "timers", (Moment("at", AT),), ()
+        return _TIMERS[name], "timers", (TimestampColumn("at", AT),), ()
     if names == [f"{name}_key"]:
         return name, "map", _plain(own), value
     if names == [f"{name}_position"]:
@@ -365,12 +365,17 @@ def _told_apart(table: TableLayout, own: Sequence[pa.Field], of_key: tuple[str, 
 
 def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> _Told | None:
     if START in names:
-        return "windows", "windows", (Moment(WINDOW_START, START), Moment(WINDOW_END, LAST, 1)), value
+        return (
+            "windows",
+            "windows",
+            (TimestampColumn(WINDOW_START, START), TimestampColumn(WINDOW_END, LAST, 1)),
+            value,
+        )
     if LAST not in names:
         return None
     said = _SIZE.match(name)
     size_us = (in_so_many_us(said[1]) if said else None) or 0
-    bounds = (Moment(WINDOW_START, LAST, 1 - size_us), Moment(WINDOW_END, LAST, 1))
+    bounds = (TimestampColumn(WINDOW_START, LAST, 1 - size_us), TimestampColumn(WINDOW_END, LAST, 1))
     called = ("rows", "rows of windows") if PLACE in names else ("windows", "windows")
     return *called, bounds, value
 
@@ -381,7 +386,7 @@ def _of_distinct(name: str, own: Sequence[pa.Field]) -> _Told | None:
         return None
     counted = name.removeprefix("__").removesuffix("_distinct")
     called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
-    window = (Moment(WINDOW_END, LAST, 1),) if len(own) > len(values) else ()
+    window = (TimestampColumn(WINDOW_END, LAST, 1),) if len(own) > len(values) else ()
     return f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)), ()
 
 
@@ -389,7 +394,7 @@ def _of_rows(table: TableLayout, own: Sequence[pa.Field], value: tuple[Shown, ..
     """Whole rows of the stream, and the moments that `dedupe` keeps."""
     name, names = table.name, [field.name for field in own]
     if names == [TIME]:
-        return name, "moments", (Moment("at", TIME),), ()
+        return name, "moments", (TimestampColumn("at", TIME),), ()
     side = next((side for side in ("left", "right") if name.startswith(f"rows of the {side} input")), None)
     stamps = {lifetime.stamp for lifetime in table.lifetimes} | {f"__event_{side}"}
     value = tuple(one for one in value if one.name not in stamps)

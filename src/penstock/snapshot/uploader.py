@@ -97,7 +97,7 @@ def _with_newest(upload: Upload) -> Upload:
 
 
 @dataclass(frozen=True)
-class Lane:
+class UploadLane:
     """What waits in line together. `local_dir` tells jobs and runs apart that share a worker."""
 
     local_dir: Path
@@ -113,19 +113,19 @@ class UploadLanes:
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[Lane, list[Upload]] = {}
+        self._lanes: dict[UploadLane, list[Upload]] = {}
         self._lock = threading.Lock()
 
-    def put(self, upload: Upload) -> Lane | None:
+    def put(self, upload: Upload) -> UploadLane | None:
         """Add an upload; returns its lane if that was empty, so that somebody must begin to work on it."""
-        lane = Lane(upload.local_dir, upload.handle.subtask, upload.required)
+        lane = UploadLane(upload.local_dir, upload.handle.subtask, upload.required)
         with self._lock:
             self._leave_out_superseded(upload)
             idle = lane not in self._lanes
             self._lanes.setdefault(lane, []).append(upload)
         return lane if idle else None
 
-    def next(self, lane: Lane) -> Upload | None:
+    def next(self, lane: UploadLane) -> Upload | None:
         """The next upload of a lane; a lane with nothing left is closed in the same moment."""
         with self._lock:
             if not self._lanes[lane]:
@@ -141,7 +141,7 @@ class UploadLanes:
 
     def _leave_out_superseded(self, newer: Upload) -> None:
         for required in (True, False):
-            lane = Lane(newer.local_dir, newer.handle.subtask, required)
+            lane = UploadLane(newer.local_dir, newer.handle.subtask, required)
             if lane in self._lanes:
                 self._lanes[lane] = [one for one in self._lanes[lane] if not _superseded(one, newer)]
 
@@ -173,7 +173,7 @@ class Uploader:
         """How many uploads have not begun."""
         return len(self._lanes.waiting)
 
-    def _work(self, lane: Lane) -> None:
+    def _work(self, lane: UploadLane) -> None:
         while (upload := self._lanes.next(lane)) is not None:
             message = perform(upload, self._rooms[lane.required])
             tell(upload.mailbox, message, f"an upload of {upload.handle.subtask}")

@@ -1,6 +1,6 @@
 """A broadcast stream beside the rows of an operator: every subtask gets all of its rows, numbered, in the same shuffle. Driver.
 
-The other half is `engine/task_rows.py`.
+The other half is `operators/inputs.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
-from penstock.engine.task_rows import BROADCAST, travelling_names
+from penstock.operators.inputs import BROADCAST, travelling_names
 from penstock.operators.row_order import Order
 from penstock.spark.key_columns import quoted
 from penstock.state.keys import SORT_KEY

@@ -59,7 +59,7 @@ def _tour(folder: Path) -> None:
     class Last(ps.KeyedProcess):
         newest = ps.ValueState("long", default=0)
 
-        def process(self, key: int, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[int, int]]:  # noqa: ARG002
+        def process(self, key: int, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[int, int]]:  # noqa: ARG002
             self.newest.value = max(row.n for row in rows)
             yield key, self.newest.value
 

@@ -14,50 +14,34 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import Mode
-from penstock.engine.tagged_rows import BAD, LATE
-from penstock.errors import ConfigError, PenstockError, UserCodeError
-from penstock.graph import (
-    Aggregate,
-    BadRecords,
-    Dedupe,
-    Graph,
-    Join,
-    Keyed,
-    Late,
-    Lookup,
-    Node,
-    Process,
-    Side,
-    Source,
-    Top,
-    Transform,
-    Union,
-    Window,
-    inputs_of,
-    late_from,
-)
+from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
+from penstock.graph import BadRecords, Graph, Late, Process, Side, Source, Transform, Union
 from penstock.job_spec import JobSpec
+from penstock.operators.aggregate import Aggregate
+from penstock.operators.base import Node, Operator
+from penstock.operators.join import Join, Lookup
+from penstock.operators.window import Window
 from penstock.places import AT, place_in_user_code
 from penstock.spark.compiled_kinds import (
     compiled_aggregate,
     compiled_join,
     compiled_lookup,
     compiled_process,
-    side_columns,
 )
-from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
-from penstock.spark.dead_letters import LETTERS, all_nullable
+from penstock.spark.compiled_operator import former
+from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
 from penstock.spark.failure_messages import brief_text
 from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
-from penstock.spark.joins import dedupe_spec
 from penstock.spark.operator_times import operator_times
+from penstock.spark.operators.base import CompiledOperator, OperatorInput
+from penstock.spark.operators.registry import compile_operator, is_registered
 from penstock.spark.pickling import check_pickles
 from penstock.spark.shuffles import shuffles
-from penstock.spark.top import top_result, top_spec
 from penstock.spark.versions import arrow_schema
 from penstock.spark.windows import compile_window, gives_late_rows_itself
 from penstock.state.local_files import job_dir
@@ -107,7 +91,7 @@ def compile_job(graph: Graph) -> Compiled:
     compiler = _Compiler(session, graph)
     uses: Counter[str] = Counter()
     plans: list[str] = []
-    inputs = [(part.uid, node) for part in (*graph.operators, *graph.outputs) for node in inputs_of(part)]
+    inputs = [(part.uid, node) for part in graph.consumers() for node in part.inputs]
     for part_uid, node in inputs:
         plan = compiler.frame(node)._jdf.queryExecution().analyzed().toString()
         plans.append(plan)
@@ -122,7 +106,7 @@ def compile_job(graph: Graph) -> Compiled:
         frame = compiler.frame(output.upstream)
         with graph.saying_where(output.uid):
             output.sink.validate(arrow_schema(frame.schema))
-    divided = {uid for uid, one in compiler.operators.items() if one.beside}
+    divided = {uid for uid, one in compiler.operators.items() if one.outputs.tags}
     shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at | divided
     own_shuffles = bool(compiler.eager) or any(map(shuffles, plans))
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager, own_shuffles)
@@ -161,11 +145,9 @@ def _operators_before(node: Node) -> Iterator[str]:
         case Union():
             yield from _operators_before(node.left)
             yield from _operators_before(node.right)
-        case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
+        case Operator():
             yield node.uid
-        case (
-            Source() | BadRecords() | Side() | Late()
-        ):  # those beside the results are there before anybody looks at them
+        case _:  # what is given beside results is there before it is looked at
             return
 
 
@@ -197,21 +179,25 @@ class _Compiler:
                 return self._transformed(node)
             case Union():
                 return self._union(node)
-            case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
+            case Operator():
                 with self._graph.saying_where(node.uid):
-                    compiled = self._with_late_rows(self._operator(node))
-                    times = operator_times(node, self.frame(node.upstream), self._graph)
-                    compiled = replace(compiled, times=times)
+                    compiled = self._operator(node)
                 self.operators[node.uid] = compiled
                 return with_marked_end(node, self._empty(compiled.result, node.uid))
             case BadRecords():
                 return self._empty(LETTERS, node.of.uid)
-            case Late() if gives_late_rows_itself(node.of):
+            case Late() if self._finds_late_rows(node.of):
                 return self.frame(node.of.upstream)  # Spark gives them itself, out of the same rows
             case Late():
-                return self._empty(self.frame(late_from(node)).schema, node.of.uid)
+                return self._empty(self.frame(node.stream).schema, node.of.uid)
             case Side():
-                return self._empty(side_columns(node.of, node.name), node.of.uid)
+                return self._empty(from_arrow_schema(node.of.side_outputs()[node.name].schema), node.of.uid)
+            case _:
+                raise InternalError(f"a {type(node).__name__} is no part of a job that Spark can run")
+
+    def _finds_late_rows(self, node: Operator) -> bool:
+        self.frame(node)
+        return self.operators[node.uid].finds_late_rows
 
     def _empty(self, schema: StructType, uid: str) -> DataFrame:
         """No rows; a filter that is always true leaves a mark in the plan, to count how often the rows are used."""
@@ -249,36 +235,26 @@ class _Compiler:
                 f"union: the streams have different columns ({left.columns} and {right.columns}): {error}"
             ) from error
 
-    def _operator(self, node: Keyed) -> CompiledOperator:  # noqa: PLR0911 - one for each kind
+    def _operator(self, node: Operator) -> CompiledOperator:
         given = OperatorInput.of(node, self._graph, self.frame)
+        if is_registered(node):
+            return compile_operator(given)
         match node:
             case Aggregate():
-                return compiled_aggregate(node, given)
+                found = compiled_aggregate(node, given)
             case Process():
-                return compiled_process(node, given)
-            case Top():
-                top = top_spec(node, given.frame)
-                return replace(given.operator(node, top.layout(), top_result(given.frame)), top=top)
+                found = compiled_process(node, given)
             case Window():
                 window = compile_window(node, given.frame, given.key)
-                return replace(given.operator(node, window.layout, window.result), window=window)
-            case Dedupe():
-                dedupe = dedupe_spec(node, given.frame)
-                passed = all_nullable(given.frame.schema)
-                return replace(given.operator(node, dedupe.layout(), passed), dedupe=dedupe)
+                late = not gives_late_rows_itself(node)
+                found = replace(former(given, window.layout, window.result, late=late), window=window)
             case Join():
-                return compiled_join(node, given)
+                found = compiled_join(node, given)
             case Lookup():
-                return compiled_lookup(node, given)
-
-    def _with_late_rows(self, operator: CompiledOperator) -> CompiledOperator:
-        node = operator.node
-        if not self._graph.gives_late_rows(node) or gives_late_rows_itself(node):
-            return operator
-        columns = all_nullable(self.frame(node.upstream).schema)
-        letters = {tag: kept for tag, kept in operator.beside.items() if tag == BAD}
-        beside = {**letters, LATE: columns, **operator.beside}  # in the order of `OperatorTask.tags`
-        return replace(operator, beside=beside, late=arrow_schema(columns))
+                found = compiled_lookup(node, given)
+            case _:
+                return compile_operator(given)
+        return replace(found, times=operator_times(node, self.frame(node.upstream), self._graph))
 
 
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
@@ -302,7 +278,11 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
             source.uid: source.event_time for source in job.graph.sources if source.event_time is not None
         },
         timed_by={operator.uid: job.graph.event_time_sources(operator) for operator in job.graph.operators},
-        lateness_us={node.uid: node.lateness_us for node in job.graph.operators if isinstance(node, Window)},
+        lateness_us={
+            node.uid: node.allowed_lateness_us
+            for node in job.graph.operators
+            if node.allowed_lateness_us is not None
+        },
         streams={uid: len(own) for uid, own in numbers.items()},
         numbers=numbers,
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),

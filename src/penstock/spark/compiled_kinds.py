@@ -9,38 +9,30 @@ from dataclasses import replace
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
-from penstock.engine.tagged_rows import LATE_RIGHT, side_tags
 from penstock.errors import ConfigError
-from penstock.graph import (
-    Aggregate,
-    Join,
-    Lookup,
-    Process,
-    SecondInput,
-    lives_by_event_time,
-)
+from penstock.graph import Process
+from penstock.operators.aggregate import Aggregate
+from penstock.operators.base import SecondInput
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.everything import EVERYTHING
-from penstock.operators.join_spec import RIGHT
+from penstock.operators.join import Join, Lookup
 from penstock.operators.row_order import Order
-from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.broadcast import BroadcastSide
-from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
+from penstock.spark.compiled_operator import FormerOperator, former
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, rows_that_count
 from penstock.spark.event_times import event_time_of
 from penstock.spark.joins import compile_join, compile_lookup
 from penstock.spark.key_columns import quoted
+from penstock.spark.operators.base import OperatorInput
 from penstock.spark.picked_values import with_arrival
 from penstock.spark.second_input import SecondColumns
-from penstock.spark.versions import arrow_schema
 
 
-def compiled_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperator:
+def compiled_aggregate(node: Aggregate, given: OperatorInput) -> FormerOperator:
     """SQL aggregates by key; raises `ConfigError` for what cannot be merged, or grouped."""
     frame, policy = given.frame, given.on_bad_record
     specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
@@ -59,7 +51,7 @@ def compiled_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperato
         numbered = with_arrival(frame, specs)
         _check_grouping(node, lambda: grouped_with_bad_rows(numbered, node.keys, parts, policy, distinct))
         result = all_nullable(result)
-    operator = given.operator(node, aggregate_layout(specs, given.key, node.ttl), result)
+    operator = former(given, aggregate_layout(specs, given.key, node.ttl), result)
     return replace(operator, specs=specs, partials=parts, distinct=distinct)
 
 
@@ -74,27 +66,23 @@ def _check_grouping(node: Aggregate, grouped: Callable[[], DataFrame]) -> None:
         ) from error
 
 
-def compiled_join(node: Join, given: OperatorInput) -> CompiledOperator:
+def compiled_join(node: Join, given: OperatorInput) -> FormerOperator:
     """Rows of two streams side by side."""
     right = given.frame_of(node.right.upstream)
     second, join = _second(node, node.right, given), compile_join(node, given.frame, right)
-    operator = given.operator(node, join.spec.layout(), join.result)
-    operator = replace(operator, second=second, join=join)
-    if not given.graph.gives_late_rows(node, RIGHT):
-        return operator
-    late = all_nullable(right.schema)
-    return replace(operator, beside={LATE_RIGHT: late}, late_right=arrow_schema(late))
+    operator = former(given, join.spec.layout(), join.result)
+    return replace(operator, second=second, join=join)
 
 
-def compiled_lookup(node: Lookup, given: OperatorInput) -> CompiledOperator:
+def compiled_lookup(node: Lookup, given: OperatorInput) -> FormerOperator:
     """Rows with the latest row of another stream beside them."""
     right = given.frame_of(node.right.upstream)
     second, lookup = _second(node, node.right, given), compile_lookup(node, given.frame, right)
-    operator = given.operator(node, lookup.spec.layout(), lookup.result)
+    operator = former(given, lookup.spec.layout(), lookup.result)
     return replace(operator, second=second, lookup=lookup)
 
 
-def compiled_process(node: Process, given: OperatorInput) -> CompiledOperator:
+def compiled_process(node: Process, given: OperatorInput) -> FormerOperator:
     """Own code."""
     _check_order(node.uid, node.order_by, given.frame)
     broadcast, second = None, None
@@ -105,13 +93,12 @@ def compiled_process(node: Process, given: OperatorInput) -> CompiledOperator:
         broadcast = BroadcastSide.of(given.frame, side, node.broadcast.order_by)
     if node.right is not None:
         second = _second(node, node.right, given)
-        if lives_by_event_time(node):
+        if node.lives_by_event_time:
             right = given.frame_of(node.right.upstream)
             second = replace(second, event_time=event_time_of(node.right.upstream, right, uid=node.uid))
-    sides, tags = given.graph.sides_read(node), side_tags(node.operator)
-    operator = given.operator(node, state_layout(node.operator, given.key), from_arrow_schema(node.output))
-    beside = {**operator.beside, **{tags[name]: side_columns(node, name) for name in sides}}
-    return replace(operator, beside=beside, sides=sides, broadcast=broadcast, second=second)
+    operator = former(given, state_layout(node.operator, given.key), from_arrow_schema(node.output))
+    sides = given.graph.sides_read(node)
+    return replace(operator, sides=sides, broadcast=broadcast, second=second)
 
 
 def _second(node: Process | Join | Lookup, right: SecondInput, given: OperatorInput) -> SecondColumns:
@@ -136,9 +123,3 @@ def check_names(uid: str, columns: list[str]) -> None:
             f"operator {uid!r}: its broadcast side has two columns called {twice[0]!r}; give each a name of its own",
             operator=uid,
         )
-
-
-def side_columns(node: Process, name: str) -> StructType:
-    """The columns of a side output."""
-    columns: StructType = from_arrow_schema(declared_sides(node.operator)[name].schema)
-    return columns

@@ -9,10 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
-from penstock.event_times import are_results, inherited_event_time, with_limits
-from penstock.graph import Join, Node, Window
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_kinds import WINDOW_END, CountWindows
+from penstock.operators.base import Node, Operator
+from penstock.operators.time_column import ANY_TIME, TimeColumn
+from penstock.operators.window_kinds import WINDOW_END
 from penstock.spark.key_columns import quoted
 from penstock.wording import with_article
 
@@ -27,7 +26,7 @@ def event_time_of(node: Node, frame: DataFrame, *, uid: str, named: str | None =
 
     Raises `ConfigError` where there is none, or it is no timestamp.
     """
-    inherited = inherited_event_time(node) if named is None else _as_named(node, named, frame)
+    inherited = node.event_time_column() if named is None else _as_named(node, named, frame)
     if inherited is None:
         raise ConfigError(
             f"operator {uid!r} needs the time of its rows, and no source of this stream has any; say which column it is: "
@@ -65,10 +64,10 @@ def _missing(time: TimeColumn, frame: DataFrame, uid: str, named: str | None) ->
     )
 
 
-def with_marked_end(node: Node, frame: DataFrame) -> DataFrame:
+def with_marked_end(node: Operator, frame: DataFrame) -> DataFrame:
     """The results of an operator. The end of a window is known by a mark that it keeps under other names, too."""
-    by_time = isinstance(node, Window | Join) and not isinstance(node.windows, CountWindows | None)
-    return frame.withMetadata(WINDOW_END, {_END: True}) if by_time and WINDOW_END in frame.columns else frame
+    marked = node.marks_window_end and WINDOW_END in frame.columns
+    return frame.withMetadata(WINDOW_END, {_END: True}) if marked else frame
 
 
 def marked_in_both(left: DataFrame, right: DataFrame) -> DataFrame:
@@ -102,13 +101,13 @@ def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
     if _ends_window(named, frame):
         return TimeColumn(named, earlier_us=1, of_results=True)
     try:
-        inherited = inherited_event_time(node)
+        inherited = node.event_time_column()
     except ConfigError:  # two streams that disagree: that is why one is named
         inherited = None
     return (
         inherited
         if inherited is not None and inherited.column == named
-        else with_limits(TimeColumn(named, of_results=are_results(node)), node)
+        else TimeColumn(named, of_results=node.are_results).within(node.time_limits() or ANY_TIME)
     )
 
 

@@ -28,8 +28,8 @@ from penstock.spark.handle import JobHandle
 from penstock.spark.session import is_alive
 from penstock.spark.terminal_output import SignsOfLife, signs_of_life
 from penstock.status.observer import Progress
+from penstock.supervise.messages import ProgramReport
 from penstock.supervise.program import Supervisor, hears_hangup, supervisor
-from penstock.supervise.words import Said
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -70,7 +70,7 @@ def _run(
     watching: Supervisor | None,
 ) -> JobHandle:
     if watching is not None:
-        watching.say(Said(job=job.name, storage=job.storage.uri))
+        watching.say(ProgramReport(job=job.name, storage=job.storage.uri))
     with signs.of_work():
         # Not interrupted by the second signal: the job may be running already, and nobody else knows it.
         handle = start()
@@ -171,7 +171,7 @@ class _Telling:
         if self._watching is None or self._going or not progress.batches:
             return False
         self._going = True
-        self._watching.say(Said(going=True))
+        self._watching.say(ProgramReport(going=True))
         return True
 
 

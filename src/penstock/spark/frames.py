@@ -12,39 +12,31 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructF
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import AggregateTask
 from penstock.engine.assignment import Assignment
-from penstock.engine.dedupe_task import DedupeTask
+from penstock.engine.operator_task import OperatorTask, ProcessTask
 from penstock.engine.sink_writer import Fused, SinkWriter
-from penstock.engine.subtask import OperatorTask, ProcessTask
-from penstock.engine.tagged_rows import BAD, LATE, LATE_RIGHT, side_tags
-from penstock.engine.top_task import TopTask
+from penstock.engine.subtask import Subtask
 from penstock.engine.two_input_tasks import JoinTask, LookupTask
-from penstock.errors import ConfigError, UnavailableError
-from penstock.event_times import Limits, inherited_event_time, streams_that_meet
+from penstock.errors import ConfigError, InternalError, UnavailableError
 from penstock.graph import (
-    Aggregate,
     BadRecords,
-    Dedupe,
-    Join,
-    Keyed,
     Late,
-    Lookup,
-    Node,
     Output,
     Process,
-    SecondInput,
     Side,
     Source,
-    Top,
     Transform,
     Union,
-    Window,
-    judges_by_time,
-    second_input,
+    streams_that_meet,
 )
-from penstock.operators.join_spec import LEFT
+from penstock.operators.aggregate import Aggregate
+from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
+from penstock.operators.join import Join, Lookup
+from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
+from penstock.operators.time_column import Limits
+from penstock.operators.window import Window
 from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled
-from penstock.spark.compiled_operator import CompiledOperator, known
+from penstock.spark.compiled_operator import FormerOperator, known
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
 from penstock.spark.event_times import with_believed_times
 from penstock.spark.key_columns import (
@@ -57,12 +49,12 @@ from penstock.spark.key_columns import (
     with_key,
 )
 from penstock.spark.newest_times import NewestTimes
+from penstock.spark.operators.base import BatchInput, CompiledOperator, TaskFrame
 from penstock.spark.picked_values import with_arrival
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.spark.waking import waking_all
-from penstock.spark.windows import TimeWindowAggregate
 from penstock.state.keys import SORT_KEY
 
 SOURCE = "__source"
@@ -117,7 +109,7 @@ class BatchFrames:
             if self.times.needs_a_pass(source.uid):
                 self.times.look_through(source.uid, self._frame(source))
 
-    def run_operator(self, operator: Keyed) -> None:
+    def run_operator(self, operator: Operator) -> None:
         """Run an operator whose results nobody asked for: its state must see the rows all the same."""
         self._perform(self._frame(operator).groupBy().count())
 
@@ -152,29 +144,30 @@ class BatchFrames:
                 return self._transformed(node)
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
-            case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
-                tags = self.compiled.operators[node.uid].beside
+            case Operator():
+                tags = self.compiled.operators[node.uid].outputs.tags
                 return results_of(self._tagged(node), tags) if tags else self._untagged(node)
             case BadRecords():
                 of = node.of
                 return self._refused(of) if isinstance(of, Output) else rows_of(self._tagged(of), BAD)
-            case Late() if isinstance(
-                window := self.compiled.operators[node.of.uid].window, TimeWindowAggregate
-            ):
-                return window.late_rows(self._input(node.of), self.assignment.clock_of(node.of.uid))
+            case Late() if self.compiled.operators[node.of.uid].finds_late_rows:
+                operator = self.compiled.operators[node.of.uid]
+                return operator.late_rows(self._input(node.of), self.assignment.clock_of(node.of.uid))
             case Late():
                 return rows_of(self._tagged(node.of), LATE if node.input == LEFT else LATE_RIGHT)
             case Side():
-                return rows_of(self._tagged(node.of), side_tags(node.of.operator)[node.name])
+                return rows_of(self._tagged(node.of), side_tags(node.of.side_outputs())[node.name])
+            case _:
+                raise InternalError(f"a {type(node).__name__} is no part of a job that Spark can run")
 
     def _keeps(self, node: Output) -> bool:
         return self.compiled.graph.policy(node) is OnBadRecord.KEEP
 
-    def _untagged(self, node: Keyed) -> DataFrame:
+    def _untagged(self, node: Operator) -> DataFrame:
         frame = self._operator(node)
         return self._materialised(frame) if node.uid in self.compiled.shared else frame
 
-    def _tagged(self, node: Keyed) -> DataFrame:
+    def _tagged(self, node: Operator) -> DataFrame:
         """Results of an operator and what is beside them; it runs once for all."""
         if node.uid not in self._divided:
             self._divided[node.uid] = self._materialised(self._operator(node))
@@ -217,43 +210,84 @@ class BatchFrames:
         own = self.batch.where(F.col(SOURCE) == index).select(f"__s{index}.*")
         return self.times.observed(node.uid, own)
 
-    def _operator(self, node: Keyed) -> DataFrame:
+    def _operator(self, node: Operator) -> DataFrame:
         operator = self.compiled.operators[node.uid]
-        return self._keyed(node, tagged(operator.result, operator.beside))
+        return self._keyed(node, tagged(operator.result, operator.outputs.tags))
 
     def _output(self, output: Output) -> DataFrame:
         policy = self.compiled.graph.policy(output)
         sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor, policy)
         upstream, result = output.upstream, LETTERS if policy is OnBadRecord.KEEP else NOTHING
-        if isinstance(upstream, Keyed) and upstream.uid not in self.compiled.shared:
+        if isinstance(upstream, Operator) and upstream.uid not in self.compiled.shared:
             return self._keyed(upstream, result, sink)
         return _in_arrow(self._frame(upstream), sink, result)
 
-    def _keyed(self, node: Keyed, result: StructType, sink: SinkWriter | None = None) -> DataFrame:
+    def _keyed(self, node: Operator, result: StructType, sink: SinkWriter | None = None) -> DataFrame:
         """What its tasks give; with a sink that writes its results in the same tasks."""
         operator = self.compiled.operators[node.uid]
-        frame = with_key(normalised(self._input(node), operator.float_keys), node.keys)
-        policy = operator.on_bad_record
-        task = _fused(self._task(node, operator), sink)
-        clock = self.assignment.clock_of(node.uid)
+        task = self._task(operator)
+        fused = task if sink is None else Fused(task, sink)
+        rows = with_key(normalised(self._input(node), operator.float_keys), node.keys)
+        batch = BatchInput(
+            rows,
+            self.assignment.clock_of(node.uid),
+            second=lambda second: self._input(node, second),
+            frame_of=self._frame,
+            sort_key=self._sort_key,
+            every_subtask=self._every_subtask,
+        )
+        prepared = (
+            self._former_rows(operator, batch)
+            if isinstance(operator, FormerOperator)
+            else operator.prepared(batch)
+        )
+        return self._placed(node, prepared, fused, result)
+
+    def _task(self, operator: CompiledOperator) -> Subtask | OperatorTask:
+        if isinstance(operator, FormerOperator):
+            return self._former_task(operator)
+        return Subtask(
+            operator.node.uid,
+            operator.spec,
+            self.assignment,
+            self.executor,
+            operator.on_bad_record,
+            late=operator.outputs.late_schema(LEFT),
+            late_right=operator.outputs.late_schema(RIGHT),
+        )
+
+    def _former_rows(self, operator: FormerOperator, batch: BatchInput) -> TaskFrame:
+        """Operators that do not prepare their rows themselves yet."""
+        node, frame, policy = operator.node, batch.rows, operator.on_bad_record
         if isinstance(node, Aggregate):
-            partials = (*operator.partials, *operator.times.newest(frame, clock))
+            partials = (*operator.partials, *operator.times.newest(frame, batch.clock))
             numbered = with_arrival(frame, operator.specs)
             rows = grouped_with_bad_rows(numbered, node.keys, partials, policy, operator.distinct)
-            return self._grouped(node, node.keys, rows, task, result)
+            return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(node.keys)), grouped_by=node.keys)
         if isinstance(node, Window):
             window = operator.compiled_window
-            rows = window.rows(frame, clock, policy, late=operator.late is not None)
-            return self._grouped(node, window.placed_by, rows, task, result)
-        return _in_arrow(self._placed_rows(node, operator, frame), task, result)
+            rows = window.rows(frame, batch.clock, policy, late=LEFT in operator.outputs.late)
+            keys = window.placed_by
+            return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+        rows = frame.withColumn(SORT_KEY, batch.sort_key(node.keys))
+        orders = [in_order(order) for order in (node.order_by if isinstance(node, Process) else ())]
+        second = node.second_input
+        if second is not None:
+            columns = known(operator.second)
+            rows = columns.beside(rows, batch.second(second), batch.sort_key)
+            orders += columns.order_by
+        if isinstance(node, Process) and node.broadcast is not None and operator.broadcast is not None:
+            side = batch.frame_of(node.broadcast.upstream)
+            rows = operator.broadcast.beside(rows, side, batch.every_subtask())
+        return TaskFrame(rows, tuple(orders))
 
-    def _input(self, node: Keyed, second: SecondInput | None = None) -> DataFrame:
+    def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
         """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
 
         It is so only for unions of streams that believe times up to different moments: after one nobody knows the source of a row.
         """
         upstream = node.upstream if second is None else second.upstream
-        meeting = streams_that_meet(upstream) if judges_by_time(node) else []
+        meeting = streams_that_meet(upstream) if node.judges_by_time else []
         if len(meeting) <= 1:
             return self._frame(upstream)
         named = getattr(node if second is None else second, "event_time", None)
@@ -261,14 +295,14 @@ class BatchFrames:
 
     def _believed(self, stream: Node, limits: Limits, named: str | None) -> DataFrame:
         frame, ahead_us = self._frame(stream), limits.ahead_us
-        time = inherited_event_time(stream) if named is None else None
+        time = stream.event_time_column() if named is None else None
         column = named if time is None else time.column
         if ahead_us is None or column is None:
             return frame
         return with_believed_times(column, frame, self.assignment.now_us + ahead_us)
 
-    def _task(self, node: Keyed, operator: CompiledOperator) -> OperatorTask:  # noqa: PLR0911 - one for each kind
-        policy, late = operator.on_bad_record, operator.late
+    def _former_task(self, operator: FormerOperator) -> OperatorTask:
+        node, policy, late = operator.node, operator.on_bad_record, operator.outputs.late_schema(LEFT)
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         match node:
             case Process():
@@ -285,58 +319,45 @@ class BatchFrames:
                     event_time=operator.times.column,
                     has_event_time=operator.times.has_event_time,
                 )
-            case Top():
-                return TopTask(*common, operator.top_spec, late=late)
             case Window():
                 return operator.compiled_window.task(common, late)
-            case Dedupe():
-                return DedupeTask(*common, known(operator.dedupe), late=late)
             case Join():
                 right, spec = known(operator.second).as_input, known(operator.join).spec
-                return JoinTask(*common, right, spec, late=late, late_right=operator.late_right)
+                late_right = operator.outputs.late_schema(RIGHT)
+                return JoinTask(*common, right, spec, late=late, late_right=late_right)
             case Lookup():
                 return LookupTask(*common, known(operator.second).as_input, known(operator.lookup).spec)
             case Aggregate():
                 return AggregateTask(*common, operator.specs, late=late)
+            case _:
+                raise InternalError(f"operator {node.uid!r} has no task")
 
-    def _placed_rows(self, node: Keyed, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
-        rows = frame.withColumn(SORT_KEY, self._sort_key(node))
-        orders = [in_order(order) for order in (node.order_by if isinstance(node, Process) else ())]
-        second = second_input(node)
-        if second is not None:
-            columns = known(operator.second)
-            rows = columns.beside(rows, self._input(node, second), self._sort_key_of)
-            orders += columns.order_by
-        if isinstance(node, Process) and node.broadcast is not None and operator.broadcast is not None:
-            parallelism = self.assignment.place.parallelism
-            everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
-            rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
-        placed = self._by_subtask(node, rows)
-        return placed.sortWithinPartitions(*orders) if orders else placed
-
-    def _grouped(
-        self, node: Keyed, keys: tuple[str, ...], rows: DataFrame, task: Task, result: StructType
-    ) -> DataFrame:
-        """Spark's own shuffle may have put every key where it belongs. It is the whole that is looked at: Spark plans it only once."""
-        rows, place = rows.withColumn(SORT_KEY, self._sort_key_of(keys)), self.assignment.place
+    def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
+        """Rows in their subtasks. Spark's own shuffle may have put every key where it belongs: it is the whole that is looked at, because
+        Spark plans it only once.
+        """  # noqa: D205 - the sentence is long
+        rows, place = prepared.rows, self.assignment.place
         may_be_placed = not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0
-        if may_be_placed and node.uid not in self.assignment.wake:
+        if prepared.grouped_by is not None and may_be_placed and node.uid not in self.assignment.wake:
             frame = _in_arrow(rows, task, result)
-            if placed_by_key(frame, _plain_names(rows, keys), place.parallelism):
+            if placed_by_key(frame, _plain_names(rows, prepared.grouped_by), place.parallelism):
                 return frame
-        return _in_arrow(self._by_subtask(node, rows), task, result)
+        placed = self._by_subtask(node, rows)
+        if prepared.order_by:
+            placed = placed.sortWithinPartitions(*prepared.order_by)
+        return _in_arrow(placed, task, result)
 
-    def _sort_key(self, node: Keyed) -> Column:
+    def _sort_key(self, keys: tuple[str, ...]) -> Column:
         place = self.assignment.place
-        if not node.keys:
+        if not keys:
             return self.compiled.column("sort key", lambda: sort_key_of_partition(place.parallelism))
-        return self._sort_key_of(node.keys)
+        return self.compiled.column(("sort key", keys), lambda: sort_key(keys, place.max_parallelism))
 
-    def _sort_key_of(self, keys: tuple[str, ...]) -> Column:
-        groups = self.assignment.place.max_parallelism
-        return self.compiled.column(("sort key", keys), lambda: sort_key(keys, groups))
+    def _every_subtask(self) -> Column:
+        parallelism = self.assignment.place.parallelism
+        return self.compiled.column("every subtask", lambda: every_subtask(parallelism))
 
-    def _by_subtask(self, node: Keyed, rows: DataFrame) -> DataFrame:
+    def _by_subtask(self, node: Operator, rows: DataFrame) -> DataFrame:
         parallelism = self.assignment.place.parallelism
         if node.uid in self.assignment.wake:
             rows = waking_all(rows, parallelism)
@@ -344,10 +365,6 @@ class BatchFrames:
             "subtask", lambda: partition_by_number(rows.sparkSession, subtask_of(parallelism), parallelism)
         )
         return repartitioned(rows, parallelism, subtask)
-
-
-def _fused(task: OperatorTask, sink: SinkWriter | None) -> Task:
-    return task if sink is None else Fused(task, sink)
 
 
 def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:

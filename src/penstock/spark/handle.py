@@ -16,7 +16,7 @@ from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.requests.request_files import Facts, Kind, Request
 from penstock.spark.job_runner import JobRunner
-from penstock.spark.positions import Moment, SilentSince
+from penstock.spark.positions import SilentSince, SourceEnds
 from penstock.spark.session import is_alive
 from penstock.spark.status import StartOptions, Status
 from penstock.status.observer import Progress
@@ -123,7 +123,7 @@ class JobHandle:
         Kafka and `PartitionedLog` are asked where they end. Of other sources it is known when Spark has looked at them and found nothing:
         one that never rests is never caught up. A job that has ended is not, unless it had committed all of that before.
         """
-        moment = Moment.of(self._life.compiled.session, self._life.job.graph.sources)
+        moment = SourceEnds.of(self._life.compiled.session, self._life.job.graph.sources)
         silent_since = SilentSince(lambda: self._life.run, (self._life.job.trigger_s or 0.0) + LOOK_GRACE_S)
         until_s = SYSTEM_CLOCK.monotonic() + (_timeout_s(timeout) or 0.0)
         while not moment.is_in(self._newest_committed(), silent_since):

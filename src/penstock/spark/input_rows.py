@@ -54,7 +54,7 @@ class ReadBatch:
     """Without its number and time, which Penstock gives it."""
 
 
-class InputRows:
+class SourceRowCounts:
     """Of one query. Asked again and again; tells of each batch once."""
 
     def __init__(self, after: int, numbers: Mapping[str, Sequence[int]]) -> None:

@@ -56,8 +56,8 @@ from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_di
 from penstock.status import log_messages
 from penstock.status.reporter import STARTING, STOPPING, JobReporter, ReporterQueries
 from penstock.storage import Storage
+from penstock.supervise.messages import ProgramReport
 from penstock.supervise.program import supervised_by, supervisor
-from penstock.supervise.words import Said
 from penstock.wording import counted, storable
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class JobRunner:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
         if (watching := supervisor()) is not None:
-            watching.say(Said(storage=job.storage.uri))
+            watching.say(ProgramReport(storage=job.storage.uri))
         if options.restore is not None or options.takeover:
             options = options.not_again(earlier_attempts(job.storage, supervised_by()))
         if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later

@@ -1,4 +1,4 @@
-"""Joins and `dedupe` with the columns of their streams: checked before anything starts. Driver."""
+"""Joins with the columns of their streams: checked before anything starts. Driver."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import ConfigError
-from penstock.graph import Dedupe, Join, Lookup, Node
-from penstock.operators.dedupe import DedupeSpec
+from penstock.operators.base import Node
+from penstock.operators.join import Join, Lookup
 from penstock.operators.join_spec import InputColumns, JoinSpec
 from penstock.operators.lookup_rows import LookupSpec
 from penstock.operators.window_kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
-from penstock.spark.second_input import check_names
 from penstock.spark.versions import arrow_type
 
 
@@ -35,13 +34,6 @@ class CompiledLookup:
 
     spec: LookupSpec
     result: StructType
-
-
-def dedupe_spec(node: Dedupe, frame: DataFrame) -> DedupeSpec:
-    """What the operator does."""
-    check_names(node.uid, "only", frame)
-    time = event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
-    return DedupeSpec(_columns(frame), node.keys, time, node.within_us)
 
 
 def compile_join(node: Join, left: DataFrame, right: DataFrame) -> CompiledJoin:

@@ -8,7 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.engine.aggregate_task import EVENT_TIME_US
-from penstock.graph import Graph, Keyed, lives_by_event_time
+from penstock.graph import Graph
+from penstock.operators.base import Operator
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_column import TimeColumn
 from penstock.spark.event_times import event_time_of, in_microseconds
@@ -32,7 +33,7 @@ class OperatorTimes:
         return (F.max(F.when(believed, time)).alias(EVENT_TIME_US),)
 
 
-def operator_times(node: Keyed, frame: DataFrame, graph: Graph) -> OperatorTimes:
+def operator_times(node: Operator, frame: DataFrame, graph: Graph) -> OperatorTimes:
     """Looked up once; `frame` has the columns of its rows. Raises `ConfigError` where the time of rows is needed and is not there."""
-    column = event_time_of(node.upstream, frame, uid=node.uid) if lives_by_event_time(node) else None
+    column = event_time_of(node.upstream, frame, uid=node.uid) if node.lives_by_event_time else None
     return OperatorTimes(bool(graph.event_time_sources(node)), column)

@@ -9,15 +9,15 @@ from typing import Any
 from pyspark import cloudpickle
 
 from penstock.errors import ConfigError
-from penstock.graph import Graph, Process, Window
+from penstock.graph import Graph
 
 
 def check_pickles(graph: Graph) -> None:
     """Refuse operators and sinks that cannot be pickled: every attempt of every batch would fail."""
     for node in graph.operators:
-        if isinstance(node, Process | Window) and node.operator is not None:
+        if node.own_code is not None:
             with graph.saying_where(node.uid):
-                _check(f"operator {node.uid!r}", node.operator, node.uid)
+                _check(f"operator {node.uid!r}", node.own_code, node.uid)
     for output in graph.outputs:
         _check(f"sink {output.uid!r}", output.sink, output.uid)
 

@@ -129,14 +129,14 @@ def _refused(uid: str, log: PartitionedLog, position: Any, has: str, ends: Mappi
 
 
 @dataclass(frozen=True)
-class Moment:
+class SourceEnds:
     """Where the sources ended at a moment; those that nobody can ask are `unknown`."""
 
     ends: Mapping[str, object]
     unknown: frozenset[str]
 
     @classmethod
-    def of(cls, session: SparkSession, sources: Sequence[Source]) -> Moment:
+    def of(cls, session: SparkSession, sources: Sequence[Source]) -> SourceEnds:
         """Ask the sources. Raises `UnavailableError` when one does not answer."""
         latest = LatestPositions(session, sources)
         ends: dict[str, object] = {}
@@ -157,7 +157,7 @@ class Moment:
         return reached and (not self.unknown or silent_since())
 
 
-class Looker(Protocol):
+class PositionReader(Protocol):
     """A query, as far as it is asked here."""
 
     def rests(self) -> bool:
@@ -177,7 +177,7 @@ class SilentSince:
     more when it has had the time to begin another look.
     """
 
-    run: Callable[[], Looker | None]
+    run: Callable[[], PositionReader | None]
     look_s: float
     """Within so long a query that rests begins to look."""
     clock: Clock = SYSTEM_CLOCK

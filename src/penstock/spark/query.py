@@ -33,7 +33,7 @@ from penstock.snapshot.transfer import Room
 from penstock.spark.compiled import Compiled
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, of_the_owner
 from penstock.spark.frames import BatchFrames, merged_sources
-from penstock.spark.input_rows import InputRows
+from penstock.spark.input_rows import SourceRowCounts
 from penstock.spark.log_source import tell_logs, when_caught_up
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.shuffles import batch_settings, in_force
@@ -96,7 +96,7 @@ class QueryRun:
         """Spark's number of the last batch that is done."""
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
-        self._input_rows = InputRows(after=start.plan.last_read, numbers=spec.source_numbers)
+        self._input_rows = SourceRowCounts(after=start.plan.last_read, numbers=spec.source_numbers)
         self._batch_of: dict[int, int] = {}
         """By Spark's number of a batch that is not accounted for yet: our number of it."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)

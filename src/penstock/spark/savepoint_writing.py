@@ -21,8 +21,8 @@ from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord, whole_number
-from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
-from penstock.graph import Aggregate
+from penstock.errors import ConfigError, CorruptStateError, InternalError, PenstockError, shown_alone
+from penstock.operators.aggregate import Aggregate
 from penstock.operators.distinct_values import WHOSE, counting_distinct, distinct_table
 from penstock.operators.timers import KINDS, timer_table
 from penstock.progress import each
@@ -31,11 +31,12 @@ from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
 from penstock.spark.compiled import compile_job
-from penstock.spark.compiled_operator import CompiledOperator
+from penstock.spark.compiled_operator import FormerOperator
 from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
 from penstock.spark.failure_messages import in_brief
 from penstock.spark.inspection import leaves, looked_at
 from penstock.spark.key_columns import normalised, quoted, with_key
+from penstock.spark.operators.base import CompiledOperator
 from penstock.spark.picked_values import with_arrival
 from penstock.spark.positions import check_position
 from penstock.spark.quiet_logs import quiet_logs_for
@@ -199,6 +200,12 @@ class _Filling:
     def layout(self) -> StateLayout:
         return self.operator.layout
 
+    @property
+    def _former(self) -> FormerOperator:
+        if not isinstance(self.operator, FormerOperator):
+            raise InternalError(f"operator {self.uid!r} is no aggregate")
+        return self.operator
+
     def from_state(self, given: Given) -> dict[str, DataFrame]:
         """Rows of tables, with their sort keys."""
         values = OperatorTable.of(self.uid, self.layout, VALUES)
@@ -224,7 +231,7 @@ class _Filling:
                 "DataFrame of a batch: spark.read",
                 operator=self.uid,
             )
-        if node.ttl is not None and counting_distinct(self.operator.specs):
+        if node.ttl is not None and counting_distinct(self._former.specs):
             raise ConfigError(
                 f"operator {self.uid!r} counts distinct values with a time to live, which cannot be computed from history: when each of "
                 "its keys was last touched is not known. It begins empty",
@@ -238,10 +245,10 @@ class _Filling:
         A name that is not there must not be left to Spark: it may be that of a function, as `user` is.
         """
         empty = frame.sparkSession.createDataFrame(
-            frame.sparkSession.sparkContext.emptyRDD(), self.operator.rows
+            frame.sparkSession.sparkContext.emptyRDD(), self.operator.columns
         )
         needed = looked_at(self._grouped(node, empty))
-        names = [name for name in self.operator.rows.names if name in needed]
+        names = [name for name in self.operator.columns.names if name in needed]
         missing = [name for name in names if name not in frame.columns]
         if missing:
             raise ConfigError(
@@ -252,7 +259,7 @@ class _Filling:
             )
         return frame.select(
             *(
-                safely_cast(frame, name, self.operator.rows[name].dataType, self.uid).alias(name)
+                safely_cast(frame, name, self.operator.columns[name].dataType, self.uid).alias(name)
                 for name in names
             )
         )
@@ -263,11 +270,11 @@ class _Filling:
         policy = self.operator.on_bad_record
         if policy is not OnBadRecord.FAIL:
             rows, policy = rows.where(~has_no_key(node.keys)), OnBadRecord.SKIP
-        rows = with_arrival(rows, self.operator.specs)
-        return grouped_with_bad_rows(rows, node.keys, self.operator.partials, policy, self.operator.distinct)
+        rows = with_arrival(rows, self._former.specs)
+        return grouped_with_bad_rows(rows, node.keys, self._former.partials, policy, self._former.distinct)
 
     def _aggregated(self, node: Aggregate, frame: DataFrame) -> dict[str, DataFrame]:
-        grouped, distinct = self._grouped(node, frame), counting_distinct(self.operator.specs)
+        grouped, distinct = self._grouped(node, frame), counting_distinct(self._former.specs)
         found: dict[str, DataFrame] = {}
         for number, spec in enumerate(distinct, 1):
             table = OperatorTable.of(self.uid, self.layout, distinct_table(spec))
@@ -282,7 +289,7 @@ class _Filling:
 
     def _one_row_a_key(self, node: Aggregate, grouped: DataFrame) -> DataFrame:
         """Rows stand for aggregates, or for distinct values: the aggregates, and how many values there are."""
-        distinct = counting_distinct(self.operator.specs)
+        distinct = counting_distinct(self._former.specs)
         counts = [
             F.count(F.when(F.col(WHOSE) == number, F.lit(1))).alias(spec.partials[0].name)
             for number, spec in enumerate(distinct, 1)
@@ -291,7 +298,7 @@ class _Filling:
             F.first(F.when(F.col(WHOSE) == 0, F.col(quoted(partial.name))), ignorenulls=True).alias(
                 partial.name
             )
-            for spec in self.operator.specs
+            for spec in self._former.specs
             if not spec.distinct
             for partial in spec.partials
         ]

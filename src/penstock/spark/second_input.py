@@ -1,6 +1,6 @@
 """A second input beside the first: rows of both in one frame, each with nulls in the columns of the other, in one shuffle by key. Driver.
 
-The other half is `engine/task_rows.py`.
+The other half is `operators/inputs.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
-from penstock.engine.task_rows import RIGHT, RightInput, travelling_names
 from penstock.errors import ConfigError
-from penstock.graph import Keyed, SecondInput
+from penstock.operators.base import Operator, SecondInput
+from penstock.operators.inputs import RIGHT, RightInput, travelling_names
 from penstock.operators.row_order import Order
 from penstock.operators.time_column import TimeColumn
 from penstock.spark.broadcast import in_order, nulls_like
@@ -37,7 +37,7 @@ class SecondColumns:
     """The time of its rows, where the state of the operator lives by it."""
 
     @classmethod
-    def of(cls, node: Keyed, second: SecondInput, left: DataFrame, right: DataFrame) -> SecondColumns:
+    def of(cls, node: Operator, second: SecondInput, left: DataFrame, right: DataFrame) -> SecondColumns:
         """For inputs with these columns; refuses keys that do not fit."""
         check_names(node.uid, "left", left)
         check_names(node.uid, "right", right)
@@ -70,7 +70,7 @@ class SecondColumns:
         return left.select("*", *self.without_right).union(marked)
 
 
-def _check_types(node: Keyed, second: SecondInput, left: DataFrame, right: DataFrame) -> None:
+def _check_types(node: Operator, second: SecondInput, left: DataFrame, right: DataFrame) -> None:
     if len(node.keys) != len(second.keys):
         raise ConfigError(
             f"operator {node.uid!r}: the key of the left stream has {len(node.keys)} columns ({', '.join(node.keys)}), that of the right "

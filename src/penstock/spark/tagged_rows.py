@@ -1,6 +1,6 @@
 """Rows of other outputs among the results of an operator, as Spark sees them: one DataFrame, and each of them out of it. Driver.
 
-The other half is `engine/tagged_rows.py`.
+The other half is `operators/outputs.py`.
 """
 
 from __future__ import annotations

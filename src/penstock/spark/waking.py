@@ -1,6 +1,6 @@
 """Rows that only wake a subtask: without any, a task of it has nothing to do. Driver.
 
-The other half is `engine/task_rows.py`.
+The other half is `operators/inputs.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
-from penstock.engine.task_rows import WAKE
+from penstock.operators.inputs import WAKE
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 
 

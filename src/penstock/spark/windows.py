@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
 from penstock.engine.executor import Executor
-from penstock.engine.subtask import OperatorTask
+from penstock.engine.operator_task import OperatorTask
 from penstock.engine.window_task import (
     CountAggregateTask,
     SessionAggregateTask,
@@ -23,7 +23,6 @@ from penstock.engine.window_task import (
     WindowProcessTask,
 )
 from penstock.errors import ConfigError, InternalError
-from penstock.graph import Window
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec
 from penstock.operators.count_windows import CountSpec
@@ -32,6 +31,7 @@ from penstock.operators.everything import shown_keys
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
+from penstock.operators.window import Window
 from penstock.operators.window_aggregate import PANE, WindowSpec
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_kinds import (

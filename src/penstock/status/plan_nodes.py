@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.config import Checkpointing, OnCancel, choice
-from penstock.graph import (
-    Aggregate,
-    BadRecords,
-    Dedupe,
-    Graph,
-    Join,
-    Keyed,
-    Late,
-    Lookup,
-    Node,
-    Output,
-    Process,
-    Side,
-    Source,
-    Top,
-    Transform,
-    Union,
-    Window,
-    inputs_of,
-)
+from penstock.graph import BadRecords, Graph, Late, Output, Side, Source
+from penstock.operators.base import Node, Operator
 from penstock.operators.everything import shown_keys
-from penstock.operators.window_kinds import CountWindows
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.status.plan import PlanNode, PlanSettings
-from penstock.wording import exactly
 
 _PROMISES = {
     Delivery.TRANSACTIONAL: "visible with the checkpoint",
@@ -51,7 +31,7 @@ def _source(source: Source, kind: str) -> PlanNode:
     return PlanNode(uid=source.uid, kind="source", what=kind, event_time=source.event_time is not None)
 
 
-def _operator(operator: Keyed, graph: Graph, parallelism: int) -> PlanNode:
+def _operator(operator: Operator, graph: Graph, parallelism: int) -> PlanNode:
     return PlanNode(
         uid=operator.uid,
         kind="operator",
@@ -60,15 +40,8 @@ def _operator(operator: Keyed, graph: Graph, parallelism: int) -> PlanNode:
         parallelism=parallelism,
         keys=shown_keys(operator.keys),
         event_time=bool(graph.event_time_sources(operator)),
-        partly_aggregated=_is_partly_aggregated(operator),
+        partly_aggregated=operator.partly_aggregated,
     )
-
-
-def _is_partly_aggregated(operator: Keyed) -> bool:
-    """Whether Spark groups its rows before a task counts them. To windows of so many rows each row comes alone."""
-    if isinstance(operator, Window):
-        return bool(operator.columns) and not isinstance(operator.windows, CountWindows)
-    return isinstance(operator, Aggregate)
 
 
 def _sink(output: Output) -> PlanNode:
@@ -82,48 +55,26 @@ def _sink(output: Output) -> PlanNode:
     )
 
 
-def _described(operator: Keyed) -> str:
+def _described(operator: Operator) -> str:
     keys = shown_keys(operator.keys)
     by = f" by {', '.join(keys)}" if keys else ""
-    return f"{_kind(operator)}{by}"
+    return f"{operator.describe()}{by}"
 
 
-def _kind(operator: Keyed) -> str:
-    match operator:
-        case Aggregate():
-            kind = "aggregate"
-        case Process():
-            kind = type(operator.operator).__name__
-        case Top():
-            kind = f"top {operator.n}"
-        case Window():
-            own = f", {type(operator.operator).__name__}" if operator.operator is not None else ""
-            kind = f"{operator.windows}{own}"
-        case Dedupe():
-            kind = f"dedupe within {exactly(operator.within_us)}"
-        case Join():
-            kind = f"{operator.how.value} join"
-        case Lookup():
-            kind = "lookup"
-    return kind
-
-
-def _direct(part: Keyed | Output) -> list[str]:
+def _direct(part: Operator | Output) -> list[str]:
     """The uids of those whose rows come to it without another operator in between; each once."""
-    return list(dict.fromkeys(uid for node in inputs_of(part) for uid in _nearest(node)))
+    return list(dict.fromkeys(uid for node in part.inputs for uid in _nearest(node)))
 
 
 def _nearest(node: Node) -> Iterator[str]:
     match node:
-        case Transform():
-            yield from _nearest(node.upstream)
-        case Union():
-            yield from _nearest(node.left)
-            yield from _nearest(node.right)
+        case Source() | Operator():
+            yield node.uid
         case Side() | BadRecords() | Late():
             yield node.of.uid
         case _:
-            yield node.uid
+            for before in node.inputs:
+                yield from _nearest(before)
 
 
 def plan_settings(

@@ -62,7 +62,7 @@ def _name(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What follows from an end."""
 
     restarts: bool
@@ -95,29 +95,29 @@ class Supervision:
             self.killed_at = at + DEAF_S
         return True
 
-    def ended(self, end: End, at: float, *, beside_the_dead: bool = False, again: bool = False) -> Verdict:
+    def ended(self, end: End, at: float, *, beside_the_dead: bool = False, again: bool = False) -> Decision:
         """The program has ended. `beside_the_dead`: something of the one before it still lived. `again`: it was not the first attempt.
 
         What lived may be the job itself, where a script that had started it was killed: the job was running already, and will not be
         soon. A command that was right once, and that does not even come to the job again, may have lost its file for a moment.
         """
         if self.asked is not None:
-            return Verdict(restarts=False, why=f"it was asked to stop, with {_name(self.asked)}")
+            return Decision(restarts=False, why=f"it was asked to stop, with {_name(self.asked)}")
         curable = end.kind == exit_codes.WRONG_SETTING and (beside_the_dead or (again and not end.told))
         if end.kind in _FINAL and not curable:
-            return Verdict(restarts=False, why=_FINAL[end.kind])
+            return Decision(restarts=False, why=_FINAL[end.kind])
         if end.status in _ASKED:
-            return Verdict(restarts=False, why="somebody asked the program itself to end")
+            return Decision(restarts=False, why="somebody asked the program itself to end")
         return self._by_strategy(at)
 
-    def _by_strategy(self, at: float) -> Verdict:
+    def _by_strategy(self, at: float) -> Decision:
         remembered = max(MOST_FAILURES, self.strategy.counts_up_to)
         self.failures = [*self.failures, at][-remembered:]
         delay_s = self.strategy.delay_s(self.failures, self.randomness)
         if delay_s is None:
             times = counted(len(self.failures), "failure")
-            return Verdict(
+            return Decision(
                 restarts=False,
                 why=f"after {times} the restart strategy {self.strategy} allows no further start",
             )
-        return Verdict(restarts=True, why=f"it is started again in {duration(delay_s)}", delay_s=delay_s)
+        return Decision(restarts=True, why=f"it is started again in {duration(delay_s)}", delay_s=delay_s)

@@ -23,17 +23,17 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.supervise.decisions import WISHES, End, Supervision
 from penstock.supervise.family import LOOK_S, Remains, adopt_orphans, children, end_orphans, reap
-from penstock.supervise.telling import Story
-from penstock.supervise.words import (
+from penstock.supervise.messages import (
     ENVIRONMENT,
     ID_ENVIRONMENT,
     Lines,
-    Said,
-    Wish,
+    ProgramReport,
+    SignalRequest,
     line,
     read_said,
     socket_name,
 )
+from penstock.supervise.telling import Story
 from penstock.wording import counted, duration
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Program:
         """Whether it takes wishes over the socket."""
         return bool(self.job)
 
-    def received(self) -> tuple[list[Said], bool]:
+    def received(self) -> tuple[list[ProgramReport], bool]:
         """What it has said since the last time, and whether it can say more."""
         try:
             received = self.connection.recv(_RECEIVE)
@@ -177,7 +177,7 @@ class Keeper:
             self._heard(one, program)
         return is_open and (bool(said) or program.status is None)
 
-    def _heard(self, said: Said, program: Program) -> None:
+    def _heard(self, said: ProgramReport, program: Program) -> None:
         if said.signal:
             self._wished(said.signal, program)
         if said.exit_code:
@@ -213,7 +213,7 @@ class Keeper:
     def _pass_on(self, number: int, program: Program) -> None:
         if program.hears:
             with suppress(OSError):  # it is dead, or about to be
-                program.connection.sendall(line(Wish(number)))
+                program.connection.sendall(line(SignalRequest(number)))
         elif not _came_from_terminal(number):  # or it has got it too
             with suppress(ProcessLookupError):
                 os.kill(program.pid, number)

@@ -21,13 +21,13 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.decoding import decoded
 from penstock.errors import PenstockError
 from penstock.exit_codes import exit_code_of
-from penstock.supervise.words import (
+from penstock.supervise.messages import (
     ENVIRONMENT,
     ID_ENVIRONMENT,
     LONGEST_TEXT,
     WISHES,
     Lines,
-    Said,
+    ProgramReport,
     line,
     socket_name,
 )
@@ -63,7 +63,7 @@ class Supervisor:
         """Whether nobody is at the other end any more."""
         return self._gone.is_set()
 
-    def say(self, said: Said) -> None:
+    def say(self, said: ProgramReport) -> None:
         """Tell it, if it is there."""
         with self._lock:
             try:
@@ -76,7 +76,7 @@ class Supervisor:
         self._leaving = True
         if not isinstance(error, KeyboardInterrupt | SystemExit):
             why = str(error)[:LONGEST_TEXT] if isinstance(error, PenstockError) else ""
-            self.say(Said(failed=type(error).__name__, why=why, exit_code=exit_code_of(error)))
+            self.say(ProgramReport(failed=type(error).__name__, why=why, exit_code=exit_code_of(error)))
 
     def ended(self) -> None:
         """The job has ended in good order: there is no need to tell of a supervisor that goes now."""
@@ -92,7 +92,7 @@ class Supervisor:
             wished += 1
         if wished:
             return wished
-        self.say(Said(signal=number))
+        self.say(ProgramReport(signal=number))
         if self.is_gone:
             return 1
         waiting = threading.Timer(ANSWER_S, self._no_answer, (number, SYSTEM_CLOCK.monotonic()))

@@ -31,7 +31,7 @@ class SimulatedCrash(BaseException):
     """The process 'died' here. Not an `Exception`, so that no handler for errors goes on as if it lived."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Refuse the first `times` calls whose name matches `pattern` (as in a shell: `chk-*/_metadata`)."""
 
     pattern: str = "*"
@@ -49,7 +49,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     crash_before: int | None = None
     crash_after: int | None = None
     crash: Callable[[str], BaseException] = SimulatedCrash
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[PlannedFailure, ...] = ()
     latency_s: Mapping[Operation, float] = {}
 
 
@@ -122,7 +122,7 @@ class FaultyStorage(ForwardingStorage):
         self.crashed = isinstance(crash, SimulatedCrash)
         raise crash
 
-    def _next_failure(self, call: Call) -> Failure | None:
+    def _next_failure(self, call: Call) -> PlannedFailure | None:
         with self._lock:
             for index, failure in enumerate(self.plan.failures):
                 applies = failure.operation in (None, call.operation) and fnmatch.fnmatchcase(

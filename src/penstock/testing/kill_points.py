@@ -22,7 +22,7 @@ from penstock.storage.forwarding import ForwardingStorage
 _METADATA = re.compile(r"chk-(\d+)-r\d+/_metadata")
 
 
-class Moment(enum.Enum):
+class KillMoment(enum.Enum):
     """Where in the life of a checkpoint the process dies; the value completes the sentence 'killed ...'."""
 
     BEFORE_COMPLETE = "between pre-commit and complete"
@@ -32,7 +32,7 @@ class Moment(enum.Enum):
 class KillPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Die at `moment` of the `nth` checkpoint that this process completes, not counting those numbered below `first`."""
 
-    moment: Moment
+    moment: KillMoment
     nth: int = 1
     first: int = 0
 
@@ -61,7 +61,7 @@ class KillingStorage(ForwardingStorage):
         checkpoint = self._reached(name)
         if checkpoint is None:
             return super().create(name, data)
-        if self.point.moment is Moment.BEFORE_COMMIT:
+        if self.point.moment is KillMoment.BEFORE_COMMIT:
             super().create(name, data)
         self._last_words(checkpoint)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -30,7 +30,7 @@ from penstock.errors import BadRecordError, ConfigError, CorruptStateError, Fenc
 from penstock.lazy_imports import optional_package
 from penstock.sinks.bad_rows import refuse_large, value_bytes
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
-from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
 from penstock.state.types import spark_type
 
 PREFIX = "_penstock:"
@@ -39,7 +39,7 @@ _SHOWN = 100
 
 
 def write_fenced(
-    client: Any, origin: Origin, fill: Callable[[Any], None], *, changed: type[Exception]
+    client: Any, origin: RowOrigin, fill: Callable[[Any], None], *, changed: type[Exception]
 ) -> None:
     """Run what `fill` puts into a pipeline as one MULTI, unless a newer origin has written; `changed` is what redis-py raises then."""
     fences = _fences(origin)
@@ -63,7 +63,7 @@ def write_fenced(
             return
 
 
-def _fences(origin: Origin) -> dict[str, tuple[int, int]]:
+def _fences(origin: RowOrigin) -> dict[str, tuple[int, int]]:
     """The keys, and what they hold when this origin has written."""
     job = f"{PREFIX}{origin.job}"
     of_run = f"{job}/staged" if origin.staged else job
@@ -277,7 +277,7 @@ class RedisWriter(KeyedWriter):
             [keys, deleted, *values.columns], names=["", "", *values.schema.names]
         )
 
-    def upsert(self, rows: pa.Table, origin: Origin) -> None:
+    def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:
         """Write the last row of each key, some hundred keys a call; each key changes at one moment."""
         keys, deleted, *columns = (column.to_pylist() for column in rows.columns)
         last = list({key: number for number, key in enumerate(keys)}.values())

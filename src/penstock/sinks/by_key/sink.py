@@ -27,7 +27,7 @@ _UNFENCED = (
 )
 
 
-class Origin(msgspec.Struct, frozen=True):
+class RowOrigin(msgspec.Struct, frozen=True):
     """Where rows come from. Those of an older run, or of an older batch of a run, are never newer."""
 
     job: str
@@ -59,7 +59,7 @@ class KeyedWriter(ABC):
         """Refuse prepared rows that `upsert` would refuse, without a change that anybody sees. Task, when rows are staged."""
 
     @abstractmethod
-    def upsert(self, rows: pa.Table, origin: Origin) -> None:
+    def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:
         """Write prepared rows; of several with one key the last one counts. May be called again with the same rows."""
 
 
@@ -209,9 +209,9 @@ def _written_at_once(transaction: Transaction) -> bool:
     return set(transaction) == set(TransactionContext.__struct_fields__)
 
 
-def origin_of(transaction: Transaction, *, staged: bool) -> Origin:
+def origin_of(transaction: Transaction, *, staged: bool) -> RowOrigin:
     """Where the rows of a transaction come from."""
-    return Origin(
+    return RowOrigin(
         transaction["job"], transaction["sink"], transaction["run"], transaction["checkpoint"], staged
     )
 

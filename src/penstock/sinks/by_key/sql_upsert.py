@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
 from penstock.logins import refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
-from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
 from penstock.sinks.by_key.sql_upsert_statement import (
     ON_CONFLICT,
     PARAMSTYLES,
@@ -119,7 +119,7 @@ class SQLWriter(KeyedWriter):
         """
         self._write(pa.Table.from_batches([rows]), keep=False)
 
-    def upsert(self, rows: pa.Table, origin: Origin) -> None:  # noqa: ARG002 - a user's table has no place for it
+    def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:  # noqa: ARG002 - a user's table has no place for it
         """Write the last row of each key, in one transaction of the database."""
         self._write(rows, keep=True)
 

@@ -33,7 +33,7 @@ from penstock.lazy_imports import optional_package
 from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
 from penstock.sinks.files.partitions import NULL_VALUE
 from penstock.sinks.files.sink import MOVING, Files
-from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
+from penstock.sinks.files.staged_files import StagedFile, StagedManifest, name_prefix
 from penstock.sinks.staged.staging import StagedTransaction, storage_errors
 from penstock.sinks.transaction import refused
 from penstock.sinks.two_phase_commit import Transaction
@@ -85,7 +85,7 @@ class DeltaLake(Files):
                 )
         super().write(transaction, batch)
 
-    def _publish(self, moved: Mapping[StagedTransaction, Manifest]) -> None:
+    def _publish(self, moved: Mapping[StagedTransaction, StagedManifest]) -> None:
         """Name all files in one Delta commit, without those of transactions that the table has."""
         if not moved:
             return

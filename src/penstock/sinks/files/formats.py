@@ -105,7 +105,7 @@ class _ParquetFile(RowFile):
             self._writer.close()
 
 
-class JsonLines(FileFormat):
+class JsonLinesFormat(FileFormat):
     """One JSON object a line; see `penstock.sinks.json_text` for the form of the values."""
 
     extension = "json"
@@ -202,7 +202,7 @@ def _no_csv_form(data_type: pa.DataType) -> bool:
     return bool(binary or pa.types.is_nested(data_type) or pa.types.is_interval(data_type))
 
 
-_FORMATS: dict[str, type[FileFormat]] = {"parquet": Parquet, "json": JsonLines, "csv": Csv}
+_FORMATS: dict[str, type[FileFormat]] = {"parquet": Parquet, "json": JsonLinesFormat, "csv": Csv}
 
 
 def file_format(name: str, options: dict[str, Any]) -> FileFormat:

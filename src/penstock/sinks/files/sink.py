@@ -34,7 +34,7 @@ from penstock.errors import CommitLostError, ConfigError
 from penstock.sinks.files import partitions
 from penstock.sinks.files.formats import file_format
 from penstock.sinks.files.partitions import PartitionFolders
-from penstock.sinks.files.staged_files import MANIFEST, Manifest, StagedFiles, read_manifest
+from penstock.sinks.files.staged_files import MANIFEST, StagedFiles, StagedManifest, read_manifest
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import (
     StagedTransaction,
@@ -130,7 +130,7 @@ class Files(TwoPhaseCommitSink):
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
         """Move the files of all transactions, then sync each folder and write the log once."""
-        moved: dict[StagedTransaction, Manifest] = {}
+        moved: dict[StagedTransaction, StagedManifest] = {}
         folders: set[Path] = set()
         for transaction in map(StagedTransaction.read, transactions):
             manifest = self._claim(transaction)
@@ -180,7 +180,7 @@ class Files(TwoPhaseCommitSink):
         """See `TwoPhaseCommitSink.newest_commit`."""
         return self._log(job, sink).newest()
 
-    def _publish(self, moved: Mapping[StagedTransaction, Manifest]) -> None:
+    def _publish(self, moved: Mapping[StagedTransaction, StagedManifest]) -> None:
         """Tell readers of files that are durable in their places; listing the folder is enough for plain files."""
 
     def _owner(self, job: str, sink: str) -> Path:
@@ -198,7 +198,7 @@ class Files(TwoPhaseCommitSink):
     def _begun(self, transaction: Transaction) -> StagedFiles:
         return begun(self, self._writing, transaction)
 
-    def _claim(self, transaction: StagedTransaction) -> Manifest | None:
+    def _claim(self, transaction: StagedTransaction) -> StagedManifest | None:
         """Begin, or go on with, the move; None when a commit before did it all."""
         folder = self._staging(transaction)
         with storage_errors("read", folder):
@@ -215,7 +215,7 @@ class Files(TwoPhaseCommitSink):
         self._tidy(transaction)
         return None
 
-    def _move(self, transaction: StagedTransaction, manifest: Manifest) -> set[Path]:
+    def _move(self, transaction: StagedTransaction, manifest: StagedManifest) -> set[Path]:
         """Rename each file into place; returns the folders whose names changed."""
         folders: set[Path] = set()
         for file in manifest.files:
@@ -253,7 +253,7 @@ class Files(TwoPhaseCommitSink):
         return lost(transaction, where=self.path, why=why, look=look, path=str(self.path))
 
 
-def _check_sizes(folder: Path, manifest: Manifest) -> None:
+def _check_sizes(folder: Path, manifest: StagedManifest) -> None:
     for file in manifest.files:
         path = folder / file.staged
         size = path.stat().st_size if path.exists() else None

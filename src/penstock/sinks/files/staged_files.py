@@ -34,17 +34,17 @@ class StagedFile(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class StagedManifest(msgspec.Struct, frozen=True):
     """Everything a transaction moves into place, and the mode that the files get there: until then they are for this user alone."""
 
     files: list[StagedFile]
     mode: int = 0o644
 
 
-_MANIFESTS = msgspec.json.Decoder(Manifest)
+_MANIFESTS = msgspec.json.Decoder(StagedManifest)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> StagedManifest:
     """Read a manifest; raises `FileNotFoundError`, or `ValueError` for one that makes no sense."""
     manifest = _MANIFESTS.decode(path.read_bytes())
     for file in manifest.files:
@@ -96,7 +96,7 @@ class StagedFiles:
         with manifest.open("wb") as file:
             # The manifest is made as files usually are here, so that its mode is the one that they get in their places.
             usual = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            file.write(msgspec.json.encode(Manifest(files, usual)))
+            file.write(msgspec.json.encode(StagedManifest(files, usual)))
         sync_file(manifest)
         sync_folder(self._folder)
 

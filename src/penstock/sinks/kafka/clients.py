@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError
-from penstock.sinks.kafka.messages import Limits
+from penstock.sinks.kafka.messages import MessageLimits
 
 TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 MESSAGE_BYTES = "message.max.bytes"
@@ -33,7 +33,7 @@ _MOST_IN_ONE_BATCH = 1_000_000
 """What librdkafka puts into one batch unless it is told otherwise; a proof of the most transactions is smaller."""
 
 
-def within_options(limits: Limits, options: Mapping[str, Any]) -> Limits:
+def within_options(limits: MessageLimits, options: Mapping[str, Any]) -> MessageLimits:
     """The limits of a topic, or the user's own where that is lower: a task must refuse what the producer would."""
     return replace(
         limits,
@@ -41,7 +41,7 @@ def within_options(limits: Limits, options: Mapping[str, Any]) -> Limits:
     )
 
 
-def producer_settings(limits: Limits, options: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
+def producer_settings(limits: MessageLimits, options: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
     """Settings with which every message that a task let pass, and every proof, is accepted.
 
     A broker compares whole batches with the limit of the topic, so batches are held below it. The limit of the producer itself

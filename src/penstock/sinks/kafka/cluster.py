@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import ConfigError, UnavailableError
 from penstock.lazy_imports import optional_package
 from penstock.sinks.kafka.clients import Admin, ClientLog
-from penstock.sinks.kafka.messages import Limits
+from penstock.sinks.kafka.messages import MessageLimits
 
 REQUEST_TIMEOUT_S = 15.0
 _OURS = {
@@ -133,7 +133,7 @@ class KafkaCluster:
 
     # ── what the cluster must offer ────────────────────────────────────────────────────────────
 
-    def check_topic(self, admin: Admin, topic: str) -> Limits:
+    def check_topic(self, admin: Admin, topic: str) -> MessageLimits:
         """The limits of a topic; a missing one is a `ConfigError`."""
         partitions = self._partitions(admin, topic)
         if partitions is None:
@@ -144,8 +144,8 @@ class KafkaCluster:
             )
         found = self._settings(admin, "TOPIC", topic)
         keys_needed = "compact" in found.get("cleanup.policy", "")
-        largest = int(found.get("max.message.bytes", Limits.message_bytes))
-        return Limits(partitions, largest, keys_needed=keys_needed)
+        largest = int(found.get("max.message.bytes", MessageLimits.message_bytes))
+        return MessageLimits(partitions, largest, keys_needed=keys_needed)
 
     def check_transaction_timeout(self, admin: Admin, timeout_ms: int) -> None:
         """Refuse a transaction that may stay open longer than the brokers allow."""

@@ -31,7 +31,7 @@ Message = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """What the topic accepts, as found before the query started."""
 
     partitions: int | None = None
@@ -49,7 +49,7 @@ class MessageLayout:
     headers: Mapping[str, str]
     partition: str | None
     format: str
-    limits: Limits = Limits()
+    limits: MessageLimits = MessageLimits()
 
     @classmethod
     def of(
@@ -77,7 +77,7 @@ class MessageLayout:
         named = dict(headers) if isinstance(headers, Mapping) else {name: name for name in headers}
         return cls(key, columns, named, partition, form)
 
-    def within(self, limits: Limits) -> MessageLayout:
+    def within(self, limits: MessageLimits) -> MessageLayout:
         """Return the layout that also refuses what the topic would refuse."""
         if limits.keys_needed and self.key is None:
             raise ConfigError(

@@ -26,7 +26,7 @@ def sql_type(name: str, *fitting: str) -> SqlType:
     return SqlType(name, frozenset(fitting))
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """What a column of Arrow holds, as far as SQL tells it apart."""
 
     WHOLE = enum.auto()
@@ -45,32 +45,32 @@ class Kind(enum.Enum):
     TEXT = enum.auto()
 
 
-def kind_of(data_type: pa.DataType) -> Kind:
+def kind_of(data_type: pa.DataType) -> ValueKind:
     """Say what a column holds; whatever else there is goes as text."""
     types = pa.types
     if types.is_dictionary(data_type):
         return kind_of(data_type.value_type)
     if types.is_timestamp(data_type):
-        return Kind.LOCAL_TIMESTAMP if data_type.tz is None else Kind.INSTANT
+        return ValueKind.LOCAL_TIMESTAMP if data_type.tz is None else ValueKind.INSTANT
     for matches, kind in (
-        (types.is_integer, Kind.WHOLE),
-        (types.is_float64, Kind.DOUBLE),
-        (types.is_floating, Kind.SINGLE),
-        (types.is_decimal, Kind.DECIMAL),
-        (types.is_boolean, Kind.BOOLEAN),
-        (types.is_date, Kind.DATE),
-        (types.is_time, Kind.TIME),
-        (types.is_duration, Kind.DURATION),
-        (is_bytes, Kind.BYTES),
-        (types.is_nested, Kind.NESTED),
-        (types.is_null, Kind.NULL),
+        (types.is_integer, ValueKind.WHOLE),
+        (types.is_float64, ValueKind.DOUBLE),
+        (types.is_floating, ValueKind.SINGLE),
+        (types.is_decimal, ValueKind.DECIMAL),
+        (types.is_boolean, ValueKind.BOOLEAN),
+        (types.is_date, ValueKind.DATE),
+        (types.is_time, ValueKind.TIME),
+        (types.is_duration, ValueKind.DURATION),
+        (is_bytes, ValueKind.BYTES),
+        (types.is_nested, ValueKind.NESTED),
+        (types.is_null, ValueKind.NULL),
     ):
         if matches(data_type):
             return kind
-    return Kind.TEXT
+    return ValueKind.TEXT
 
 
-Conversions = Mapping[Kind, Callable[[pa.Array], pa.Array]]
+Conversions = Mapping[ValueKind, Callable[[pa.Array], pa.Array]]
 """Of the kinds that a server does not take as they are."""
 
 

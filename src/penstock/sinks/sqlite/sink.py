@@ -21,7 +21,7 @@ from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
 from penstock.sinks.sqlite import database as sqlite_database
-from penstock.sinks.sqlite.table import Remembering, TargetTable, first_refused
+from penstock.sinks.sqlite.table import Remembering, SqliteTable, first_refused
 from penstock.sinks.sqlite.values import storage_batch
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import (
@@ -59,7 +59,7 @@ class SQLite(StagedSink):
         self.path = local_path("path", path)
         super().__init__(self.path.with_name(self.path.name + ".penstock"))
         self.mode, columns = checked_mode(mode, key)
-        self.table = TargetTable(_checked_table(table), columns)
+        self.table = SqliteTable(_checked_table(table), columns)
         self._busy_timeout_s = seconds("busy_timeout", busy_timeout)
         self._never_null: tuple[str, ...] = self.table.key
         self._rules_sql: str | None = None

@@ -31,7 +31,7 @@ _RULES = re.compile(r"\b(CHECK|STRICT)\b", re.IGNORECASE)
 """Where one of these stands in a table's definition it may refuse a value; as a name it costs time and does no harm."""
 
 
-class TargetTable:
+class SqliteTable:
     """One table, and the columns of its key when rows are upserted."""
 
     def __init__(self, name: str, key: Sequence[str]) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Answer, Assignment
+from penstock.engine.operator_task import ProcessTask
 from penstock.engine.sink_writer import SinkWriter
-from penstock.engine.subtask import ProcessTask
-from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, untagged
+from penstock.operators.outputs import BAD, RESULTS, side_tags, untagged
+from penstock.operators.side_outputs import declared_sides
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
 from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row
@@ -92,7 +93,7 @@ class Batch:
             self.conditions.rng, once=self.topology.emits_once, faults=self.topology.faults
         )
         policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
-        sides = tuple(side_tags(operator)) if self.topology.faults else ()
+        sides = tuple(side_tags(declared_sides(operator))) if self.topology.faults else ()
         layout = self.topology.layout
         task = ProcessTask(
             uid,
@@ -112,7 +113,9 @@ class Batch:
         parts = [untagged(batch, task.tags) for batch in task(rows)]
         results = [part[RESULTS] for part in parts]
         letters = [part[BAD] for part in parts if BAD in part]
-        echoes = [part[tag] for part in parts for tag in side_tags(operator).values() if tag in part]
+        echoes = [
+            part[tag] for part in parts for tag in side_tags(declared_sides(operator)).values() if tag in part
+        ]
         beside = {echoes_of(uid): echoes, letters_of(uid): letters}
         for sink_uid, sink in self.sinks[uid].items():
             if sink_uid not in beside:

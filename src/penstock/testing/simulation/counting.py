@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 import xxhash
 
-from penstock.engine.task_rows import WAKE
+from penstock.operators.inputs import WAKE
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideOutput

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, CommitLostError
-from penstock.sinks.by_key.sink import KeyedWriter, Origin
+from penstock.sinks.by_key.sink import KeyedWriter, RowOrigin
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.testing.simulation.lifeline import Violation
 
@@ -71,7 +71,7 @@ class External:
         self.durable.discard(transaction["id"])
         self.aborted.add(transaction["id"])
 
-    def upsert(self, rows: Iterable[Row], origin: Origin) -> None:
+    def upsert(self, rows: Iterable[Row], origin: RowOrigin) -> None:
         """Write by key; a row of an older run, or of an older batch of a run, is ignored."""
         table = self.tables.setdefault(origin.sink, {})
         place = (origin.run, origin.batch)
@@ -147,6 +147,6 @@ class TableWriter(KeyedWriter):
         """See `KeyedWriter.prepare`."""
         return batch
 
-    def upsert(self, rows: pa.Table, origin: Origin) -> None:
+    def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:
         """See `KeyedWriter.upsert`."""
         self._external.upsert(rows.to_pylist(), origin)

@@ -21,7 +21,7 @@ MARKS = 4
 LAST = 3
 
 
-class Tally(AggregateFunction):
+class CountingFunction(AggregateFunction):
     """Counts what is added."""
 
     def create(self) -> dict[str, int]:
@@ -50,7 +50,7 @@ class CountingInEveryKind(Counting):
     """Changes all of them in the call that counts: entries and elements come and go."""
 
     added = ReducingState("long", operator.add)
-    tally = AggregatingState("struct<n:long>", Tally)
+    tally = AggregatingState("struct<n:long>", CountingFunction)
     raw = RawState(encode=_written, decode=int)
     marks = MapState("long", "long")
     last = ListState("long")

@@ -83,7 +83,7 @@ class Lifeline:
         self._stands.release()
 
 
-class Process:
+class SimulatedProcess:
     """Runs `work` so that it can stand still in the middle."""
 
     def __init__(self, work: Callable[[], None], lifeline: Lifeline) -> None:

@@ -14,7 +14,7 @@ from penstock.engine.assignment import Answer
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.merger import perform as merge_files
 from penstock.snapshot.messages import Message
-from penstock.snapshot.uploader import Lane, Upload, UploadLanes
+from penstock.snapshot.uploader import Upload, UploadLane, UploadLanes
 from penstock.snapshot.uploader import perform as store
 from penstock.testing.virtual import VirtualClock
 
@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._uploads = UploadLanes()
-        self._busy: list[Lane] = []
+        self._busy: list[UploadLane] = []
         self._merges: deque[Merge] = deque()
 
     def upload(self, upload: Upload) -> None:

@@ -15,7 +15,7 @@ from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import ANY, put_hold, release_hold
 from penstock.recovery.checkpoint_reader import read_newest
 from penstock.recovery.history import read_history
-from penstock.testing.simulation.lifeline import Fate, Lifeline, Process, Violation, WatchedStorage
+from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation, WatchedStorage
 from penstock.testing.simulation.site import Site
 
 
@@ -32,7 +32,7 @@ class Reader:
         self._there_was_one = bool(read_history(site.storage, read_descents(site.storage)).whole)
         self.read: list[CheckpointId] = []
         """The checkpoints that it has begun to read."""
-        self._process = Process(self._work, self._lifeline)
+        self._process = SimulatedProcess(self._work, self._lifeline)
         self._process.start()
 
     @property

@@ -17,7 +17,7 @@ from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
 from penstock.testing.simulation.intervention import belongs_to, far_back, forget
-from penstock.testing.simulation.lifeline import Fate, Lifeline, Process, Violation
+from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation
 from penstock.testing.simulation.reader import Reader
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
@@ -50,7 +50,7 @@ class World:
         self.site.external.before_visible = self.audit.visible
         self.site.external.checkpoints_decide = workload.promise is Mode.EXACTLY_ONCE
         self._fates = list(fates)
-        self._zombies: dict[Process, SimulatedRun] = {}
+        self._zombies: dict[SimulatedProcess, SimulatedRun] = {}
         self._restarts = self._random("restarts")
         self._reading = self._random("readers")
         self._reader: Reader | None = None
@@ -106,7 +106,7 @@ class World:
         restarting = self._restarting() if wanted is None else None
         run = SimulatedRun(self.site, self._conditions(index), lifeline, restarting, wanted)
         if fate.pauses_before is not None:
-            process = Process(run.live, lifeline)
+            process = SimulatedProcess(run.live, lifeline)
             process.start()
             if process.alive:
                 lifeline.on_call = None
@@ -199,13 +199,13 @@ class World:
         elif wakes_at is None and self._rng.random() < ZOMBIE_MOVES:
             self._let_move(zombie, self._rng.choice([1, 2, 5, 25]))
 
-    def _let_move(self, zombie: Process, calls: int | None) -> None:
+    def _let_move(self, zombie: SimulatedProcess, calls: int | None) -> None:
         self.site.disturbed = True
         zombie.go_on(calls)
         self._look_whether_it_ended(zombie)
         self.audit.history_is_kept()
 
-    def _look_whether_it_ended(self, zombie: Process) -> None:
+    def _look_whether_it_ended(self, zombie: SimulatedProcess) -> None:
         if zombie.alive:
             return
         run = self._zombies.pop(zombie)

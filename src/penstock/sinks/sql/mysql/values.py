@@ -28,8 +28,8 @@ from penstock.sinks.json_text import json_texts, timestamp_texts
 from penstock.sinks.sql.table import Column
 from penstock.sinks.sql.values import (
     Conversions,
-    Kind,
     SqlType,
+    ValueKind,
     as_text,
     converted,
     date_texts,
@@ -42,18 +42,18 @@ from penstock.state.types import spark_type
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _TYPES = {
-    Kind.WHOLE: sql_type("bigint", "tinyint", "smallint", "mediumint", "int", "bigint", "decimal"),
-    Kind.SINGLE: sql_type("float", "float", "double"),
-    Kind.DOUBLE: sql_type("double", "double"),
-    Kind.BOOLEAN: sql_type("boolean", "tinyint"),
-    Kind.DATE: sql_type("date", "date"),
-    Kind.TIME: sql_type("time(6)", "time"),
-    Kind.LOCAL_TIMESTAMP: sql_type("datetime(6)", "datetime"),
-    Kind.INSTANT: sql_type("datetime(6)", "datetime", "timestamp"),
-    Kind.BYTES: sql_type("longblob", *_BYTES),
-    Kind.NESTED: sql_type("json", *_TEXTS),
-    Kind.NULL: sql_type("longtext"),
-    Kind.TEXT: sql_type("longtext", *_TEXTS, "enum", "set", "uuid", "inet4", "inet6"),
+    ValueKind.WHOLE: sql_type("bigint", "tinyint", "smallint", "mediumint", "int", "bigint", "decimal"),
+    ValueKind.SINGLE: sql_type("float", "float", "double"),
+    ValueKind.DOUBLE: sql_type("double", "double"),
+    ValueKind.BOOLEAN: sql_type("boolean", "tinyint"),
+    ValueKind.DATE: sql_type("date", "date"),
+    ValueKind.TIME: sql_type("time(6)", "time"),
+    ValueKind.LOCAL_TIMESTAMP: sql_type("datetime(6)", "datetime"),
+    ValueKind.INSTANT: sql_type("datetime(6)", "datetime", "timestamp"),
+    ValueKind.BYTES: sql_type("longblob", *_BYTES),
+    ValueKind.NESTED: sql_type("json", *_TEXTS),
+    ValueKind.NULL: sql_type("longtext"),
+    ValueKind.TEXT: sql_type("longtext", *_TEXTS, "enum", "set", "uuid", "inet4", "inet6"),
 }
 
 
@@ -107,14 +107,14 @@ def _local_texts(column: pa.Array) -> pa.Array:
 
 
 _CONVERSIONS: Conversions = {
-    Kind.LOCAL_TIMESTAMP: _local_texts,
-    Kind.INSTANT: _local_texts,
-    Kind.DATE: date_texts,
-    Kind.NESTED: json_texts,
-    Kind.SINGLE: _finite,
-    Kind.DOUBLE: _finite,
-    Kind.DECIMAL: as_text,
-    Kind.TIME: as_text,
+    ValueKind.LOCAL_TIMESTAMP: _local_texts,
+    ValueKind.INSTANT: _local_texts,
+    ValueKind.DATE: date_texts,
+    ValueKind.NESTED: json_texts,
+    ValueKind.SINGLE: _finite,
+    ValueKind.DOUBLE: _finite,
+    ValueKind.DECIMAL: as_text,
+    ValueKind.TIME: as_text,
 }
 
 

@@ -13,7 +13,7 @@ from penstock.sinks.sql.postgres.server import PostgresSession
 from penstock.sinks.sql.postgres.values import TYPES
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.sql.table import STAGED_KEY, Column, Layout, TargetTable
-from penstock.sinks.sql.values import Kind, fraction_digits, kind_of, needed_scale
+from penstock.sinks.sql.values import ValueKind, fraction_digits, kind_of, needed_scale
 
 _FIND = """SELECT n.nspname, c.relkind::text, c.relpersistence::text FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)"""
@@ -73,9 +73,9 @@ class PostgresColumn(Column):
     def fits(self, data_type: pa.DataType) -> bool:
         """See `Column`."""
         kind = kind_of(data_type)
-        if kind is Kind.TEXT:
+        if kind is ValueKind.TEXT:
             return self.keeps_texts and self.category not in _NOT_FROM_TEXT and self.type != "bytea"
-        return kind is Kind.NULL or self.type in TYPES[kind].fitting
+        return kind is ValueKind.NULL or self.type in TYPES[kind].fitting
 
     def keeps_digits(self, data_type: pa.DataType) -> bool:
         """See `Column`."""

@@ -13,27 +13,27 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from penstock.sinks.json_text import json_texts, timestamp_texts
-from penstock.sinks.sql.values import Conversions, Kind, as_text, converted, date_texts, sql_type
+from penstock.sinks.sql.values import Conversions, ValueKind, as_text, converted, date_texts, sql_type
 
 _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
 _TEXTS = ("text", "varchar", "bpchar")
 TYPES = {
-    Kind.WHOLE: sql_type("bigint", "int2", "int4", "int8", "numeric"),
-    Kind.SINGLE: sql_type("real", "float4", "float8"),
-    Kind.DOUBLE: sql_type("double precision", "float8"),
-    Kind.DECIMAL: sql_type("numeric", "numeric"),
-    Kind.BOOLEAN: sql_type("boolean", "bool"),
-    Kind.DATE: sql_type("date", "date"),
-    Kind.TIME: sql_type("time", "time"),
-    Kind.LOCAL_TIMESTAMP: sql_type("timestamp", "timestamp"),
-    Kind.INSTANT: sql_type("timestamptz", "timestamptz"),
-    Kind.DURATION: sql_type("interval", "interval"),
-    Kind.BYTES: sql_type("bytea", "bytea"),
-    Kind.NESTED: sql_type("jsonb", "json", "jsonb", *_TEXTS),
-    Kind.NULL: sql_type("text"),
-    Kind.TEXT: sql_type("text"),
+    ValueKind.WHOLE: sql_type("bigint", "int2", "int4", "int8", "numeric"),
+    ValueKind.SINGLE: sql_type("real", "float4", "float8"),
+    ValueKind.DOUBLE: sql_type("double precision", "float8"),
+    ValueKind.DECIMAL: sql_type("numeric", "numeric"),
+    ValueKind.BOOLEAN: sql_type("boolean", "bool"),
+    ValueKind.DATE: sql_type("date", "date"),
+    ValueKind.TIME: sql_type("time", "time"),
+    ValueKind.LOCAL_TIMESTAMP: sql_type("timestamp", "timestamp"),
+    ValueKind.INSTANT: sql_type("timestamptz", "timestamptz"),
+    ValueKind.DURATION: sql_type("interval", "interval"),
+    ValueKind.BYTES: sql_type("bytea", "bytea"),
+    ValueKind.NESTED: sql_type("jsonb", "json", "jsonb", *_TEXTS),
+    ValueKind.NULL: sql_type("text"),
+    ValueKind.TEXT: sql_type("text"),
 }
 """What a column becomes. Nulls fit everywhere; text fits whatever the server reads from it, but numbers, booleans, times and bytes."""
 
@@ -60,15 +60,15 @@ def _microseconds(column: pa.Array) -> pa.Array:
 
 
 _CONVERSIONS: Conversions = {
-    Kind.LOCAL_TIMESTAMP: timestamp_texts,
-    Kind.INSTANT: timestamp_texts,
-    Kind.DATE: date_texts,
-    Kind.DURATION: _microseconds,
-    Kind.NESTED: json_texts,
-    Kind.BYTES: _hexadecimal,
-    Kind.DECIMAL: as_text,
-    Kind.TIME: as_text,
-    Kind.NULL: as_text,
-    Kind.SINGLE: lambda column: column.cast(pa.float32()),
+    ValueKind.LOCAL_TIMESTAMP: timestamp_texts,
+    ValueKind.INSTANT: timestamp_texts,
+    ValueKind.DATE: date_texts,
+    ValueKind.DURATION: _microseconds,
+    ValueKind.NESTED: json_texts,
+    ValueKind.BYTES: _hexadecimal,
+    ValueKind.DECIMAL: as_text,
+    ValueKind.TIME: as_text,
+    ValueKind.NULL: as_text,
+    ValueKind.SINGLE: lambda column: column.cast(pa.float32()),
 }
 """What CSV cannot carry as it is; numbers, booleans and texts it can."""

@@ -31,7 +31,7 @@ def socket_name(number: int) -> str:
     return f"{number}:{found.st_dev}:{found.st_ino}" if stat.S_ISSOCK(found.st_mode) else ""
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProgramReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the program says. Every line has some of it."""
 
     job: str = ""
@@ -49,17 +49,17 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which code that failure has, see `exit_codes`: a program of the user's may end with any."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class SignalRequest(msgspec.Struct, frozen=True):
     """What the supervisor says: do what you do at this signal."""
 
     signal: int
 
 
-SAID = msgspec.json.Decoder(Said)
-WISHES = msgspec.json.Decoder(Wish)
+SAID = msgspec.json.Decoder(ProgramReport)
+WISHES = msgspec.json.Decoder(SignalRequest)
 
 
-def line(words: Said | Wish) -> bytes:
+def line(words: ProgramReport | SignalRequest) -> bytes:
     """As it is sent."""
     return msgspec.json.encode(words) + b"\n"
 
@@ -78,9 +78,9 @@ class Lines:
         return [one for one in whole if one]
 
 
-def read_said(lines: list[bytes]) -> list[Said]:
+def read_said(lines: list[bytes]) -> list[ProgramReport]:
     """What can be understood of them."""
-    found: list[Said] = []
+    found: list[ProgramReport] = []
     for one in lines:
         try:
             found.append(decoded(SAID, one))

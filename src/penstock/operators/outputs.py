@@ -6,12 +6,10 @@ with all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from penstock.operators.side_outputs import declared_sides
 
 RESULTS = ""
 """In place of a tag: rows that have none."""
@@ -28,9 +26,9 @@ Outputs = Mapping[str, Sequence[pa.RecordBatch]]
 """Rows by tag."""
 
 
-def side_tags(operator: object) -> dict[str, str]:
+def side_tags(names: Iterable[str]) -> dict[str, str]:
     """The tags of an operator's side outputs, by name. They are numbered: to Spark, names that differ only in case are one."""
-    return {name: f"__penstock_side_{at}" for at, name in enumerate(declared_sides(operator))}
+    return {name: f"__penstock_side_{at}" for at, name in enumerate(names)}
 
 
 def tagged(outputs: Outputs, schema: pa.Schema, tags: Tags) -> list[pa.RecordBatch]:

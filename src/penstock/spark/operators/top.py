@@ -1,24 +1,23 @@
-"""What `top` is asked for, with the columns of its stream: checked before anything starts. Driver."""
+"""`top` as Spark sees it: rows go to tasks as they are. Driver."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from penstock.errors import ConfigError
-from penstock.graph import Top
-from penstock.operators.top_rows import RANK, TopSpec
+from penstock.operators.top import RANK, Top, TopSpec
 from penstock.spark.aggregate_columns import is_plain
 from penstock.spark.dead_letters import all_nullable
-from penstock.spark.versions import arrow_type
+from penstock.spark.operators.base import CompiledOperator, OperatorInput, compiled
 from penstock.wording import with_article
 
 
-def top_spec(node: Top, frame: DataFrame) -> TopSpec:
-    """What the operator does; refuses columns that are not there or have no order that is Spark's."""
+def compile_top(node: Top, given: OperatorInput) -> CompiledOperator:
+    """Check it against the columns there are; refuses columns that are missing, or have no order that is Spark's."""
+    frame = given.frame
     _check_names(node, frame)
     for argument, names in (
         ("by", [order.column for order in node.by]),
@@ -27,13 +26,9 @@ def top_spec(node: Top, frame: DataFrame) -> TopSpec:
     ):
         for name in names:
             _check_column(node, frame, argument, name)
-    columns = pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in frame.schema.fields])
-    return TopSpec(columns, node.keys, node.n, node.by, node.of, node.newest)
-
-
-def top_result(frame: DataFrame) -> StructType:
-    """The columns of the stream, and the rank."""
-    return all_nullable(StructType([*frame.schema.fields, StructField(RANK.name, IntegerType())]))
+    spec = TopSpec(given.columns, node.keys, node.n, node.by, node.of, node.newest)
+    result = StructType([*frame.schema.fields, StructField(RANK.name, IntegerType())])
+    return compiled(given, spec, all_nullable(result))
 
 
 def _check_names(node: Top, frame: DataFrame) -> None:

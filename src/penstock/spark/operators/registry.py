@@ -1,0 +1,48 @@
+"""Which function compiles which operator: the only place that knows all kinds. Driver.
+
+To add an operator from outside Penstock: a class of `operators.base.Operator` with its `Spec` and `Task`; a function that compiles it,
+given to `register` before the job starts; and `stream.apply(lambda upstream: MyOperator("uid", upstream, ("key",)))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from penstock.errors import ConfigError
+from penstock.operators.base import Operator
+from penstock.operators.dedupe import Dedupe
+from penstock.operators.top import Top
+from penstock.spark.operators.base import CompiledOperator, OperatorInput
+from penstock.spark.operators.dedupe import compile_dedupe
+from penstock.spark.operators.top import compile_top
+
+_O = TypeVar("_O", bound=Operator)
+
+_COMPILES: dict[type[Operator], Callable[[Any, OperatorInput], CompiledOperator]] = {
+    Dedupe: compile_dedupe,
+    Top: compile_top,
+}
+
+
+def register(kind: type[_O], compiles: Callable[[_O, OperatorInput], CompiledOperator]) -> None:
+    """Add an operator: its class, and the function that compiles it."""
+    _COMPILES[kind] = compiles
+
+
+def is_registered(node: Operator) -> bool:
+    """Whether operators of this class, or of one that it extends, are known here."""
+    return any(kind in _COMPILES for kind in type(node).__mro__)
+
+
+def compile_operator(given: OperatorInput) -> CompiledOperator:
+    """An operator with its types; raises `ConfigError` where it does not fit its input."""
+    node = given.node
+    for kind in type(node).__mro__:
+        if kind in _COMPILES:
+            return _COMPILES[kind](node, given)
+    raise ConfigError(
+        f"operator {node.uid!r}: nothing is known of how a {type(node).__name__} runs on Spark; import the module that calls "
+        f"penstock.spark.operators.registry.register({type(node).__name__}, ...) before the job starts",
+        operator=node.uid,
+    )

@@ -1,0 +1,109 @@
+"""The types that annotations of a user's program name. Nothing here is made by hand: streams, handles and rows come from calls."""
+
+from typing import TYPE_CHECKING
+
+from penstock.config import Duration
+from penstock.lazy_imports import LateNames
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.completed import Completed
+    from penstock.guarantee import Guarantee
+    from penstock.keyed_streams import (
+        BroadcastStream,
+        ConnectedKeyedStreams,
+        ConnectedStream,
+        ConnectedStreams,
+        KeyedStream,
+        WindowedStream,
+    )
+    from penstock.log_fields import JsonLines, LogFields
+    from penstock.operators.batch_columns import BatchColumns
+    from penstock.operators.batch_process import BatchKeys, BatchRows, BatchTimers
+    from penstock.operators.batch_state import BatchState
+    from penstock.operators.batch_tables import BatchList, BatchMap
+    from penstock.operators.keyed_process import Context
+    from penstock.operators.rows import Row, Rows
+    from penstock.operators.timers import Timer
+    from penstock.operators.window_process import TimeWindow
+    from penstock.recovery.restart import RestartStrategy
+    from penstock.savepoint.contents import OperatorContents
+    from penstock.spark.handle import JobHandle
+    from penstock.spark.saved_state import SavedState
+    from penstock.spark.status import Status
+    from penstock.status.events import Event
+    from penstock.status.observer import Progress
+    from penstock.streams import Stream, Written
+
+__all__ = [
+    "BatchColumns",
+    "BatchKeys",
+    "BatchList",
+    "BatchMap",
+    "BatchRows",
+    "BatchState",
+    "BatchTimers",
+    "BroadcastStream",
+    "Completed",
+    "ConnectedKeyedStreams",
+    "ConnectedStream",
+    "ConnectedStreams",
+    "Context",
+    "Duration",
+    "Event",
+    "Guarantee",
+    "JobHandle",
+    "JsonLines",
+    "KeyedStream",
+    "LogFields",
+    "OperatorContents",
+    "Progress",
+    "RestartStrategy",
+    "Row",
+    "Rows",
+    "SavedState",
+    "Status",
+    "Stream",
+    "TimeWindow",
+    "Timer",
+    "WindowedStream",
+    "Written",
+]
+
+_LATE_NAMES = LateNames(
+    __name__,
+    {
+        "BatchColumns": "operators.batch_columns",
+        "BatchKeys": "operators.batch_process",
+        "BatchList": "operators.batch_tables",
+        "BatchMap": "operators.batch_tables",
+        "BatchRows": "operators.batch_process",
+        "BatchState": "operators.batch_state",
+        "BatchTimers": "operators.batch_process",
+        "BroadcastStream": "keyed_streams",
+        "Completed": "checkpoint.completed",
+        "ConnectedKeyedStreams": "keyed_streams",
+        "ConnectedStream": "keyed_streams",
+        "ConnectedStreams": "keyed_streams",
+        "Context": "operators.keyed_process",
+        "Event": "status.events",
+        "Guarantee": "guarantee",
+        "JobHandle": "spark.handle",
+        "JsonLines": "log_fields",
+        "KeyedStream": "keyed_streams",
+        "LogFields": "log_fields",
+        "OperatorContents": "savepoint.contents",
+        "Progress": "status.observer",
+        "RestartStrategy": "recovery.restart",
+        "Row": "operators.rows",
+        "Rows": "operators.rows",
+        "SavedState": "spark.saved_state",
+        "Status": "spark.status",
+        "Stream": "streams",
+        "TimeWindow": "operators.window_process",
+        "Timer": "operators.timers",
+        "WindowedStream": "keyed_streams",
+        "Written": "streams",
+    },
+    below="penstock",
+)
+__getattr__, __dir__ = _LATE_NAMES.get, _LATE_NAMES.all
