@@ -1,6 +1,6 @@
 """After a change of parallelism: every new subtask makes the state it took over its own, before the first batch. Driver and executors.
 
-So does it after a time to live was made longer or switched off: what has expired by then must not be seen again (`recovery/lifetimes.py`).
+So does it after a time to live was made longer or switched off: what has expired by then must not be seen again (`recovery/ttl_changes.py`).
 And so does it where the job keeps state in another form, or by another backend: then all rows are read as they were written, and written
 anew (`recovery/state_match.py` says how). All three may come together.
 
