@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.config import Checkpointing, Mode, OnBadRecord, OnCancel
+from penstock.config import Checkpointing, EventTime, Mode, OnBadRecord, OnCancel
 from penstock.errors import (
     BadRecordError,
     ConfigError,
@@ -16,6 +16,7 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock import errors, sinks, sources, types, windows
+    from penstock.dashboard.ui_options import Ui
     from penstock.job import Job
     from penstock.log_fields import log_as_json
     from penstock.operators.batch_process import BatchProcess
@@ -62,6 +63,7 @@ __all__ = [
     "BroadcastState",
     "Checkpointing",
     "ConfigError",
+    "EventTime",
     "FilesystemBackend",
     "Job",
     "JobFailedError",
@@ -86,6 +88,7 @@ __all__ = [
     "StateBackend",
     "Storage",
     "TimeToLive",
+    "Ui",
     "UnavailableError",
     "UserCodeError",
     "ValueState",
@@ -137,6 +140,7 @@ _LATE_NAMES = LateNames(
         "SideOutput": "operators.side_outputs",
         "StateBackend": "state.backends",
         "Storage": "storage",
+        "Ui": "dashboard.ui_options",
         "TimeToLive": "operators.time_to_live",
         "ValueState": "operators.states",
         "WindowProcess": "operators.window_process",

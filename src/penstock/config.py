@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import TypeVar
 
@@ -164,3 +165,50 @@ class Checkpointing:
     def delivery_mode(self) -> Mode:
         """The mode as the enum, whatever was written."""
         return choice("checkpoint.mode", self.mode, Mode)
+
+
+LATE, FAIL = "late", "fail"
+WAIT, FOLLOW_CLOCK = "wait", "follow_clock"
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The event time of a source: `job.read(..., event_time=ps.EventTime("at", out_of_order="30s"))`.
+
+    `column`: a timestamp column. The watermark follows the newest row of each partition.
+    `out_of_order`: how much older than the newest row of its partition a row may be.
+    `idle_after`: a partition without rows for this long no longer holds the watermark; None: it always does.
+    `max_ahead`: a time further ahead of the clock is not believed; None: any time is.
+    `partition_by`: the columns that tell partitions apart. Penstock knows those of Kafka and `PartitionedLog`.
+    `bad_event_time`: a row without a time, or with one that is not believed, is "late", or makes the run "fail".
+    `when_all_idle`: while all partitions are idle, the watermark can "wait" for the next row, or "follow_clock". Then the last windows
+    close without another row, and rows older than the clock are late.
+    """
+
+    column: str
+    out_of_order: Duration = "10s"
+    idle_after: Duration | None = "1min"
+    max_ahead: Duration | None = "1d"
+    partition_by: str | Sequence[str] | None = None
+    bad_event_time: str = LATE
+    when_all_idle: str = WAIT
+
+    @classmethod
+    def of(cls, uid: str, event_time: str | EventTime | None, **options: object) -> EventTime | None:
+        """From the arguments of `job.read`: an object, or a column and the options beside it. None: no event time."""
+        usual = {one.name: one.default for one in fields(cls)}
+        given = [name for name, value in options.items() if value != usual[name]]
+        if event_time is not None and not isinstance(event_time, EventTime):
+            return cls(event_time, **options)  # type: ignore[arg-type] # what is no column is refused with the columns
+        if given and event_time is None:
+            raise ConfigError(
+                f"source {uid!r} has {', '.join(given)} and no event_time: say which column has the time of its rows, such as "
+                "event_time='at', or leave out the others",
+                uid=uid,
+            )
+        if given:
+            raise ConfigError(
+                f"source {uid!r} has {', '.join(given)} beside event_time=EventTime(...): give them to EventTime",
+                uid=uid,
+            )
+        return event_time

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EventTime:
+class TimeSettings:
     """What is known about the time of the rows of a source: durations in microseconds."""
 
     column: str
@@ -64,7 +64,7 @@ class Source(Node):
     uid: str
     frame: DataFrame
     replayable: bool | None
-    event_time: EventTime | None = None
+    event_time: TimeSettings | None = None
 
     @property
     def inputs(self) -> tuple[Node, ...]:

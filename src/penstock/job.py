@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import start_options
-from penstock.config import Checkpointing, Duration, OnBadRecord, seconds, whole_number
+from penstock.config import Checkpointing, Duration, EventTime, OnBadRecord, seconds, whole_number
 from penstock.config import on_bad_record as checked_policy
-from penstock.dashboard.ui_options import TOKEN_VARIABLE, UiOptions
+from penstock.dashboard.ui_options import TOKEN_VARIABLE, Ui, UiOptions
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
@@ -92,7 +92,7 @@ class Job:
         *,
         uid: str,
         replayable: bool | None = None,
-        event_time: str | None = None,
+        event_time: str | EventTime | None = None,
         out_of_order: Duration = "10s",
         idle_after: Duration | None = "1min",
         max_ahead: Duration | None = "1d",
@@ -103,28 +103,26 @@ class Job:
         """Add a source: any streaming DataFrame, with whatever stateless SQL is already in it.
 
         `replayable` states whether the source can deliver the same records again; Penstock knows it of Spark's own sources.
-        `event_time`: the column with the time of a row, a timestamp. How far time has come follows from the newest row of each partition:
-        `out_of_order`: rows may be so much older than it. `idle_after`: a partition that is silent for so long is not waited for; None: it
-        always is. `max_ahead`: a time so far ahead of the clock is not believed; None: any is. `partition_by`: the columns that tell
-        partitions apart, where Penstock does not know them; of Kafka and `PartitionedLog` it does. `bad_event_time`: a row with no time,
-        or one that is not believed, counts as "late", or makes the run "fail". `when_all_idle`: while all partitions are idle, event time
-        can "wait" for the next row, or "follow_clock": the last windows close without it, and rows older than the clock has come are late.
+        `event_time`: the timestamp column with the time of a row, or an `EventTime` that has it together with the options beside it here,
+        and explains them.
         """
         if not getattr(frame, "isStreaming", False):
             raise ConfigError(f"source {uid!r} is not a streaming DataFrame: use spark.readStream", uid=uid)
-        from penstock.spark.source_times import TimeOptions
+        from penstock.spark.source_times import checked_time
 
         checked = self.graph.new_uid("source", uid)
         with self.graph.saying_where(uid):
-            time = TimeOptions(
+            options = EventTime.of(
+                checked,
                 event_time,
-                out_of_order,
-                idle_after,
-                max_ahead,
-                partition_by,
-                bad_event_time,
-                when_all_idle,
-            ).of(frame, checked)
+                out_of_order=out_of_order,
+                idle_after=idle_after,
+                max_ahead=max_ahead,
+                partition_by=partition_by,
+                bad_event_time=bad_event_time,
+                when_all_idle=when_all_idle,
+            )
+            time = checked_time(options, frame, checked)
         source = Source(checked, frame, replayable, time)
         self.graph.sources.append(source)
         return Stream(self.graph, source)
@@ -151,7 +149,7 @@ class Job:
         drain: bool = False,
         savepoint: str | Path | None = None,
         claim: bool = False,
-        ui: str | int | bool | None = None,
+        ui: str | int | bool | Ui | None = None,
         ui_token: str | None = None,
         ui_read_only: bool = False,
         listeners: Sequence[Listener] = (),
@@ -167,7 +165,8 @@ class Job:
         `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
         `savepoint`: begin with the savepoint in this folder; a job that has begun with it goes on from its newest checkpoint. `claim`: the
         savepoint becomes the job's own, and its folder is deleted.
-        `ui`: show the job's pages at this address of the machine, such as "127.0.0.1:8090"; True: at the first free port from 8090 on.
+        `ui`: serve the job's pages at this address of the machine, such as "127.0.0.1:8090"; True: at the first free port from 8090 on; a
+        `Ui` has the address together with its options.
         Whoever opens it needs the token (`ui_token`, or PENSTOCK_UI_TOKEN); by default, and only where other machines do not reach it, one
         is made, which the log tells with the address. `ui_read_only`: nobody acts there.
         `listeners`: objects that are told what happens to the job, see `Listener`.
@@ -219,7 +218,7 @@ class Job:
         drain: bool = False,
         savepoint: str | Path | None = None,
         claim: bool = False,
-        ui: str | int | bool | None = None,
+        ui: str | int | bool | Ui | None = None,
         ui_token: str | None = None,
         ui_read_only: bool = False,
         listeners: Sequence[Listener] = (),
@@ -258,11 +257,19 @@ class Job:
         raise failure
 
 
-def _ui_options(ui: str | int | bool | None, token: str | None, *, read_only: bool) -> UiOptions | None:
+def _ui_options(ui: str | int | bool | Ui | None, token: str | None, *, read_only: bool) -> UiOptions | None:
     """None where no pages are wanted. A token may be in the environment: it is not to be seen among the arguments of a program."""
     if ui is None or ui is False:
         return None
-    return UiOptions.checked(ui, token or os.environ.get(TOKEN_VARIABLE), read_only=read_only)
+    if isinstance(ui, Ui):
+        if token is not None or read_only:
+            raise ConfigError("ui=Ui(...) stands beside ui_token or ui_read_only: give them to Ui")
+    else:
+        ui = Ui(ui, token=token, read_only=read_only)
+    token = ui.token or os.environ.get(TOKEN_VARIABLE)
+    return UiOptions.checked(
+        ui.address, token, read_only=ui.read_only, names=tuple(ui.names), savepoints=tuple(ui.savepoints)
+    )
 
 
 def _opened_savepoint(

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from penstock.config import Checkpointing, Mode
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.base import StateBackend, StateLayout
 from penstock.storage import Storage
@@ -58,7 +58,7 @@ class JobSpec:
     """How many streaming sources Spark sees in each source of the job, in order."""
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """For each of them the number under which Spark knows it; empty where each has its own, in order. See `source_numbers`."""
-    event_times: Mapping[str, EventTime] = field(default_factory=dict)
+    event_times: Mapping[str, TimeSettings] = field(default_factory=dict)
     """The sources with event time."""
     timed_by: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """For each operator the sources among them whose rows come to it."""

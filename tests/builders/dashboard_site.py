@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from builders.plan_settings import plan_settings
 from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.beside import Beside, start_beside
 from penstock.dashboard.serving import bind, make_server
@@ -28,7 +29,7 @@ from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.status.events import CheckpointCompleted, Event, RunFailed, RunStarted
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
 from penstock.status.live import Live, SourceLive
-from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
 
@@ -41,17 +42,7 @@ __all__ = ["TestClient"]
 TOKEN = "a-token-of-thirty-two-characters"
 HOSTILE = "<script>alert('x')</script>"
 
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10.0,
-    timeout_s=600.0,
-    min_pause_s=0.0,
-    max_concurrent=1,
-    tolerable_failures=0,
-    retained=1,
-    on_cancel="retain",
-    restart="exponential_delay()",
-)
+SETTINGS = plan_settings()
 
 
 class StoredJob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from builders.plan_settings import plan_settings
 from penstock.status.checkpoint_history import history, summary
 from penstock.status.events import (
     CheckpointCommitted,
@@ -17,20 +18,15 @@ from penstock.status.events import (
 from penstock.status.failure_history import failures
 from penstock.status.jobs import job_id
 from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.plan import Plan, PlanNode
 from penstock.status.view import JobState, JobView, RunView
 
 NOW = 1_800_000_000.0
 STARTED = NOW - 3600
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10,
-    timeout_s=600,
+SETTINGS = plan_settings(
     min_pause_s=1,
-    max_concurrent=1,
     tolerable_failures=3,
     retained=2,
-    on_cancel="retain-on-cancellation",
     restart="exponential_delay",
     backend="filesystem",
     parallelism=2,

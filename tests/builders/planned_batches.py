@@ -12,7 +12,7 @@ from penstock.engine.assignment import OperatorAnswer
 from penstock.engine.run import Run
 from penstock.engine.source_partitions import partition_name
 from penstock.engine.start import make_coordinator, start_run
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
 from penstock.operators.timers import moment
 from penstock.ownership.claim import Claimant
@@ -52,7 +52,7 @@ class Batches:
             upstream={"op": ()},
             sinks={},
             streams={"s": 1},
-            event_times={"s": EventTime("at", 0, 10 * SECOND_US, None, ("p",), in_positions=True)},
+            event_times={"s": TimeSettings("at", 0, 10 * SECOND_US, None, ("p",), in_positions=True)},
             timed_by={"op": frozenset(["s"])},
         )
         start = start_run(spec, claimant=Claimant(), clock=self.clock, run_tasks=lambda *_: [])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from builders.plan_settings import plan_settings
 from penstock.requests.request_files import PROGRAM
 from penstock.status.checkpoint_history import history, summary
 from penstock.status.events import (
@@ -50,15 +51,9 @@ ValueError: could not convert string to float: '12,50'
 
 def settings(**changes: object) -> PlanSettings:
     """What most jobs are told."""
-    usual = PlanSettings(
-        mode="exactly-once",
-        interval_s=10.0,
-        timeout_s=600.0,
-        min_pause_s=0.0,
-        max_concurrent=1,
+    usual = plan_settings(
         tolerable_failures=3,
         retained=3,
-        on_cancel="retain-on-cancellation",
         restart="exponential delay: 1 s to 1 min, times 1.5, without limit",
         backend="filesystem",
         parallelism=8,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
@@ -21,7 +22,7 @@ from penstock.status import events as told
 from penstock.status.events import Event
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
 from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 
 PLAN = Plan(
@@ -43,17 +44,7 @@ PLAN = Plan(
         PlanNode(uid="table", kind="sink", what="SQLite views.db", inputs=("counts",)),
         PlanNode(uid="topic", kind="sink", what="kafka", inputs=("joined",)),
     ),
-    settings=PlanSettings(
-        mode="exactly-once",
-        interval_s=10.0,
-        timeout_s=600.0,
-        min_pause_s=0.0,
-        max_concurrent=1,
-        tolerable_failures=0,
-        retained=1,
-        on_cancel="retain",
-        restart="exponential_delay()",
-    ),
+    settings=plan_settings(),
     guarantee="exactly-once",
 )
 

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.engine.source_partitions import ALL_ROWS, partition_name
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.spark.newest_times import NewestTimes
-from penstock.spark.source_times import TimeOptions
+from penstock.spark.source_times import checked_time
 from penstock.status.log_messages import LIFE
 
 pytestmark = pytest.mark.spark
@@ -430,7 +430,7 @@ def test_how_partitions_are_found_out(
     frame = readings.log.read(spark)
 
     def partition(of: DataFrame, by: str | None = None) -> tuple[tuple[str, ...] | None, bool]:
-        time = TimeOptions("at", partition_by=by).of(of, "s")
+        time = checked_time(ps.EventTime("at", partition_by=by), of, "s")
         assert time is not None
         return time.partition, time.in_positions
 
@@ -461,7 +461,7 @@ def test_newest_times_are_those_of_the_rows(
     )
     spark.conf.set("spark.sql.adaptive.enabled", adaptive)
     now_us = START_US + 10 * SECOND_US
-    settings = {"s": EventTime("at", 0, None, 100 * SECOND_US, columns, in_positions=True)}
+    settings = {"s": TimeSettings("at", 0, None, 100 * SECOND_US, columns, in_positions=True)}
     expected: dict[str, int] = {}
     for row in range(98):
         if row % 10 != 9:

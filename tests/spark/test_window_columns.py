@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROWS
 from penstock.errors import ConfigError
-from penstock.graph import EventTime, Source, Transform, Union
+from penstock.graph import Source, TimeSettings, Transform, Union
 from penstock.operators.clock import OperatorClock
 from penstock.operators.late_panes import ABSURD, LATE
 from penstock.operators.window import Window
@@ -24,10 +24,10 @@ from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.windows import TimeWindowAggregate, compile_window
 
 KEY = pa.schema([("shop", pa.string())])
-AT = EventTime("at", 0, None, None)
+AT = TimeSettings("at", 0, None, None)
 
 
-def source(frame: DataFrame, event_time: EventTime | None = AT) -> Source:
+def source(frame: DataFrame, event_time: TimeSettings | None = AT) -> Source:
     return Source("rows", frame, None, event_time)
 
 
@@ -116,7 +116,7 @@ def test_which_column_has_the_time(payments: DataFrame) -> None:
     stream = source(payments)
     same = Transform(stream, lambda frame: frame)
     assert event_time_of(same, payments, uid="w").column == "at"
-    other = Union(stream, source(payments, EventTime("plain", 0, None, None)))
+    other = Union(stream, source(payments, TimeSettings("plain", 0, None, None)))
     assert event_time_of(other, payments, uid="w", named="plain").column == "plain"
     with pytest.raises(
         ConfigError, match="union: one stream has its event time in 'at', the other in 'plain'"

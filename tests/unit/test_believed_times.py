@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from penstock.errors import BadRecordError
-from penstock.graph import EventTime, Source, Transform, Union, streams_that_meet
+from penstock.graph import Source, TimeSettings, Transform, Union, streams_that_meet
 from penstock.operators.base import Node
 from penstock.operators.clock import OperatorClock
 from penstock.operators.row_times import RowTimes
@@ -31,7 +31,7 @@ OF_WINDOW = TimeColumn("window_end", earlier_us=1, of_results=True)
 def limits(*settings: tuple[int | None, bool]) -> tuple[int | None, bool]:
     """What is said of the rows of the union of sources with these settings."""
     streams: list[Node] = [
-        Source(f"s{at}", FRAME, None, EventTime("at", 0, None, ahead_us, refuses_absurd=refuses))
+        Source(f"s{at}", FRAME, None, TimeSettings("at", 0, None, ahead_us, refuses_absurd=refuses))
         for at, (ahead_us, refuses) in enumerate(settings)
     ]
     time = reduce(Union, streams).event_time_column()
@@ -45,7 +45,7 @@ def test_each_stream_is_judged_by_its_own_sources() -> None:
     assert limits((DAY_US, True), (5, True)) == (DAY_US, True)
     assert limits((DAY_US, True), (5, False)) == (DAY_US, False)
     assert limits((DAY_US, False), (None, True)) == (None, False)
-    near = Source("near", FRAME, None, EventTime("at", 0, None, 5))
+    near = Source("near", FRAME, None, TimeSettings("at", 0, None, 5))
     timeless = Source("timeless", FRAME, None)
     met = Union(near, timeless)
     assert streams_that_meet(met) == [(met, Limits(5))]

@@ -265,7 +265,7 @@ def test_a_look_that_takes_long_is_not_waited_for_again(
         return []
 
     monkeypatch.setattr(looking, "find_jobs", hanging)
-    thread = threading.Thread(target=looker.look)
+    thread = threading.Thread(target=looker.look, daemon=True)
     thread.start()
     began.wait()
     assert not looker.is_fresh()
@@ -332,7 +332,7 @@ def test_a_job_whose_storage_hangs_is_not_shown_as_healthy(
         assert (view.look_age_s, verdict(view).headline, needs_somebody(view)) == (0.0, "Healthy", False)
         hanging = Hanging(monkeypatch, tmp_path)
         clock.sleep(FIND_EVERY_S)
-        thread = threading.Thread(target=looker.look)
+        thread = threading.Thread(target=looker.look, daemon=True)
         thread.start()
         assert hanging.began.wait(PATIENCE_S)
         ages = []

@@ -20,13 +20,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock.engine.dedupe_task import DedupeTask
-from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from builders.task_cluster import AtOnce, with_wake_row
 from penstock.config import OnBadRecord
+from penstock.engine import subtask as engine
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.engine.window_task import WindowProcessTask
 from penstock.errors import BadRecordError
@@ -37,6 +36,7 @@ from penstock.operators.dedupe import DedupeSpec, run_dedupe
 from penstock.operators.join_spec import How, InputColumns, JoinSpec
 from penstock.operators.keyed_process import Context
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
+from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.python_values import python_values
 from penstock.operators.run_join import run_join
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
@@ -401,9 +401,11 @@ class Subtask:
             clocks={"op": OperatorClock(-FAR_AWAY_US, watermark_us)},
         )
         executor, spec = AtOnce(self._batch), self._hostile.spec
-        common = ("op", ("k", "id") if self._kind == "dedupe" else ("k",), spec.layout(), plan, executor)
-        kind: Any = DedupeTask if self._kind == "dedupe" else WindowProcessTask
-        task = kind(*common, self._policy, spec)
+        task: Any = (
+            engine.Subtask("op", spec, plan, executor, self._policy)
+            if self._kind == "dedupe"
+            else WindowProcessTask("op", ("k",), spec.layout(), plan, executor, self._policy, spec)
+        )
         table = table_of(rows).append_column(SORT_KEY, pa.array([0] * len(rows), pa.int64()))
         wake = with_wake_row(table, 0) if self._kind != "dedupe" else table
         apart = [untagged(batch, task.tags) for batch in task(wake.to_batches())]

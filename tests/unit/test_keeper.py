@@ -192,8 +192,9 @@ def test_a_program_that_puts_itself_into_the_background_is_not_killed(tmp_path) 
     pids = tmp_path / "pids"
     script = f"exec > {pids} 2> /dev/null; sleep 300 & echo $!; setsid sleep 300 & echo $!"
     kept = [sys.executable, "-m", "services.keep_alive", "keep-alive", "--", "/bin/sh", "-c", script]
+    paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     done = subprocess.run(
-        kept, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}
+        kept, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
     )
     stayed, left = (int(pid) for pid in pids.read_text().split())
     try:

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from builders.plan_settings import plan_settings
 from builders.restore_plans import job_spec
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.metadata import mark_committed, write_metadata
@@ -25,21 +26,11 @@ from penstock.recovery.restore_plan import RestorePlan
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
 from penstock.status.journal_files import write_plan
-from penstock.status.plan import Plan, PlanSettings
+from penstock.status.plan import Plan
 from penstock.storage import LocalStorage
 
 JOB, UID = "views-1a2b3c4d", "out"
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10.0,
-    timeout_s=600.0,
-    min_pause_s=0.0,
-    max_concurrent=1,
-    tolerable_failures=0,
-    retained=1,
-    on_cancel="retain-on-cancellation",
-    restart="no_restart()",
-)
+SETTINGS = plan_settings()
 SCHEMA = pa.schema([("number", pa.int64())])
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 import penstock as ps
-from penstock.graph import EventTime, Graph, Late, Source
+from penstock.graph import Graph, Late, Source, TimeSettings
 from penstock.keyed_streams import KeyedStream
 from penstock.operators.base import Node
 from penstock.operators.dedupe import Dedupe
@@ -17,11 +17,11 @@ from penstock.operators.join_spec import How
 from penstock.streams import Stream
 
 MINUTE_US = 60_000_000
-TIME = EventTime("at", 0, None, None)
+TIME = TimeSettings("at", 0, None, None)
 SOURCE = cast("Node", Source("source", cast("Any", None), None, TIME))
 
 
-def two(time: EventTime | None = TIME) -> tuple[Stream, Stream]:
+def two(time: TimeSettings | None = TIME) -> tuple[Stream, Stream]:
     """Two streams of a job."""
     graph = Graph()
     one, other = (Stream(graph, Source(name, cast("Any", None), None, time)) for name in ("one", "other"))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError
@@ -43,23 +44,13 @@ from penstock.status.journal import JournalWriter
 from penstock.status.journal_files import write_live, write_plan
 from penstock.status.listeners import Listeners
 from penstock.status.live import Live, PendingLive
-from penstock.status.plan import Plan, PlanSettings
+from penstock.status.plan import Plan
 from penstock.status.reporter import Chronicle, Totals
 from penstock.status.view import CheckpointStatus, FailureView, JobState, JobView
 from penstock.storage import LocalStorage, open_job_storage
 
 NOW = 1_000.0
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10.0,
-    timeout_s=600.0,
-    min_pause_s=0.0,
-    max_concurrent=1,
-    tolerable_failures=0,
-    retained=1,
-    on_cancel="retain-on-cancellation",
-    restart="no_restart()",
-)
+SETTINGS = plan_settings()
 PLAN = Plan(job="views", nodes=(), settings=SETTINGS, guarantee="exactly-once")
 
 

@@ -18,7 +18,7 @@ from penstock.engine.source_partitions import (
     partition_parts,
 )
 from penstock.engine.watermarks import Newest, Watermarks, latest_us
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_column import TimeColumn
@@ -44,8 +44,8 @@ def source(
     ahead: int | None = None,
     parts: bool = True,
     clock: bool = False,
-) -> EventTime:
-    return EventTime(
+) -> TimeSettings:
+    return TimeSettings(
         "ts", out_of_order, idle, ahead, ("p",) if parts else (), in_positions=parts, follows_clock=clock
     )
 
@@ -54,7 +54,7 @@ def source(
 class Story:
     """Batches one after the other; each tells the watermark that holds once its rows are known."""
 
-    sources: Mapping[str, EventTime]
+    sources: Mapping[str, TimeSettings]
     partitions: Mapping[str, Collection[str]] = field(default_factory=dict)
     reached: TimeReached = field(default_factory=TimeReached)
     now_us: int = 1_000
@@ -296,7 +296,7 @@ def test_an_idle_operator_that_waits_holds_nobody() -> None:
 
 def test_partitions_that_only_rows_tell_are_forgotten_when_they_are_idle() -> None:
     """A checkpoint names those that may hold the watermark, not every device there ever was; the watermark is the same."""
-    story = Story({"s": EventTime("ts", 0, IDLE_US, None, ("device",))})
+    story = Story({"s": TimeSettings("ts", 0, IDLE_US, None, ("device",))})
     for at in range(1_000):
         assert story.batch({"s": {f"device {at}": at}}, after=IDLE_US // 10) == max(0, at - 9) - 1
     named = story.marks.reached().sources["s"]
@@ -480,7 +480,7 @@ def test_a_change_of_what_tells_partitions_apart_keeps_the_watermark_only() -> N
     assert story.batch({"s": {ALL_ROWS: 90}}) == 89
     back = Story({"s": source(idle=None)}, {"s": ("a",)}, story.marks.reached())
     assert back.batch({"s": {"a": 95}}) == 94
-    told = EventTime("ts", 0, None, None, ("k",))
+    told = TimeSettings("ts", 0, None, None, ("k",))
     other = Story({"s": told}, reached=back.marks.reached())
     assert other.batch({"s": {"x": 120, "y": 97}}) == 96
     assert other.restored().batch({"s": {"x": 130}}) == 96  # the same columns: y is waited for
@@ -538,7 +538,7 @@ def test_no_two_partitions_share_a_name(first: list[str | None], second: list[st
 def test_an_empty_name_is_one_partition_of_many() -> None:
     """A restart does not take it for all rows, and still waits for it."""
     empty, other = partition_name([""]), partition_name(["x"])
-    story = Story({"s": EventTime("ts", 0, None, None, ("p",))})
+    story = Story({"s": TimeSettings("ts", 0, None, None, ("p",))})
     story.batch({"s": {empty: 10, other: 1_000}})
     assert story.restored().batch({"s": {other: 1_001}}) == story.batch({"s": {other: 1_001}}) == 9
 
@@ -619,7 +619,7 @@ def scripts(draw: st.DrawFn) -> list[tuple[str, int, dict[str, dict[str, int]]]]
 class Model:
     """The rules once more, from all that has happened: nothing is remembered but the story itself."""
 
-    sources: Mapping[str, EventTime]
+    sources: Mapping[str, TimeSettings]
     start_us: int
     looks: dict[str, int]
     seen: dict[tuple[str, str], int] = field(default_factory=dict)

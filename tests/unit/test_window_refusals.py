@@ -11,15 +11,15 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.graph import EventTime, Graph, Source
+from penstock.graph import Graph, Source, TimeSettings
 from penstock.keyed_streams import KeyedStream
 from penstock.operators.window import Window
 from penstock.operators.window_kinds import SessionWindows, TimeWindows
 
-TIME = EventTime("at", 0, None, None)
+TIME = TimeSettings("at", 0, None, None)
 
 
-def stream(*keys: str, time: EventTime | None = TIME) -> KeyedStream:
+def stream(*keys: str, time: TimeSettings | None = TIME) -> KeyedStream:
     return KeyedStream(Graph(), Source("rows", cast("Any", None), None, time), keys or ("shop",))
 
 
@@ -164,7 +164,7 @@ class Newest(ps.KeyedProcess):
 def test_windows_of_everything_are_aggregated_only() -> None:
     """Without a key, rows that cannot be reduced before would all go to one subtask; and no row is bad."""
     every = ps.types.Stream(
-        Graph(), Source("clicks", cast("Any", None), None, EventTime("at", 0, None, None))
+        Graph(), Source("clicks", cast("Any", None), None, TimeSettings("at", 0, None, None))
     )
     with pytest.raises(ConfigError, match="one subtask would have to count all rows"):
         every.window(ps.windows.count(3))

@@ -12,11 +12,11 @@ import pytest
 
 import penstock as ps
 from penstock import keyed_streams, streams
-from penstock.graph import EventTime, Graph, Source
+from penstock.graph import Graph, Source, TimeSettings
 from penstock.wrong_words import ARGUMENTS, STEPS
 
 STREAM: Any = ps.types.Stream(
-    Graph(), Source("rows", cast("Any", None), None, EventTime("at", 0, None, None))
+    Graph(), Source("rows", cast("Any", None), None, TimeSettings("at", 0, None, None))
 )
 KEYED: Any = STREAM.key_by("k")
 FUNCTIONS: dict[str, Callable[..., Any]] = {

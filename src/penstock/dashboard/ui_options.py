@@ -6,7 +6,8 @@ Refused here is what can be refused before anything starts. Driver, and the dash
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -24,6 +25,23 @@ SHORTEST_TOKEN, LONGEST_TOKEN = 16, 512
 """Characters. A cookie is made of the token: from a short one it could be guessed."""
 MADE_TOKEN_DIGITS = 48
 _FORMS = "write ui='127.0.0.1:8090', ui=':8090', ui=8090, or ui=True for the first free port from 8090 on"
+
+
+@dataclass(frozen=True)
+class Ui:
+    """The pages of a job: `job.start(ui=ps.Ui("127.0.0.1:8090", read_only=True))`.
+
+    `address`: where they are served, as a text or a port; True: the first free port from 8090 on.
+    `token`: what a reader needs to open them, also from PENSTOCK_UI_TOKEN; on a loopback address one is made by default, and logged.
+    `read_only`: readers can change nothing. `names`: host names by which readers reach the server, besides its address.
+    `savepoints`: folders below which readers may make and delete savepoints, besides the one beside the job.
+    """
+
+    address: str | int | bool = True
+    token: str | None = field(default=None, repr=False)
+    read_only: bool = False
+    names: Sequence[str] = ()
+    savepoints: Sequence[str] = ()
 
 
 class UiOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 
 ALL_ROWS = "*"
 """The partition of a source whose rows do not tell theirs. No name of a partition is like it."""
@@ -29,7 +29,7 @@ def moved(before: Mapping[str, object], after: Mapping[str, object]) -> frozense
 
 
 def named_partitions(
-    positions: Mapping[str, object], event_times: Mapping[str, EventTime]
+    positions: Mapping[str, object], event_times: Mapping[str, TimeSettings]
 ) -> dict[str, frozenset[str]]:
     """The partitions of the sources whose positions name them; Kafka's are `{"topic": {"0": 17}}`, those of a log `{"0": 17}`."""
     return {

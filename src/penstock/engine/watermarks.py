@@ -3,7 +3,7 @@
 The watermark of a source is that of its slowest partition, that of an operator that of its slowest source. A partition that has been
 silent for long is idle, and not waited for; so is a source all of whose partitions are. A watermark never goes back.
 When all are idle the watermark stays where the last of them left it, as in Flink: silence alone makes no row late.
-A source can ask for more (`EventTime.follows_clock`): then the watermark goes to the newest row of all, and from there on with the clock,
+With `TimeSettings.follows_clock` the watermark then goes to the newest row of all, and from there on with the clock,
 but only in batches that read nothing of the source, and only at operators for which something is due by it.
 An operator does not pass one before it that still waits for a moment in event time: what that one gives then must not be late. An idle
 operator whose watermark stays is not waited for: it would hold the others for ever.
@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
 from penstock.engine.source_partitions import ALL_ROWS
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
 from penstock.operators.clock import OperatorClock
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
@@ -58,7 +58,7 @@ class _Silence:
 class _Source:
     """A source at one moment."""
 
-    settings: EventTime
+    settings: TimeSettings
     partitions: Mapping[str, _Partition]
     watermark_us: int
     known_us: int
@@ -114,7 +114,7 @@ class Watermarks:
 
     def __init__(
         self,
-        sources: Mapping[str, EventTime],
+        sources: Mapping[str, TimeSettings],
         timed_by: Mapping[str, Collection[str]],
         reached: TimeReached,
         now_us: int,
@@ -358,12 +358,12 @@ def _before_the_end(us: int) -> int:
     return min(us, FAR_AWAY_US - 1)
 
 
-def latest_us(settings: EventTime, now_us: int) -> int:
+def latest_us(settings: TimeSettings, now_us: int) -> int:
     """An event time behind this one is absurd."""
     return FAR_AWAY_US if settings.ahead_us is None else min(now_us + settings.ahead_us, FAR_AWAY_US)
 
 
-def _restored(settings: EventTime, reached: SourceTime | None, now_us: int) -> _Source:
+def _restored(settings: TimeSettings, reached: SourceTime | None, now_us: int) -> _Source:
     """What was known of partitions counts only where they are still told apart in the same way; the watermark counts anyway."""
     same = reached is not None and reached.told_by in (None, settings.partition or ())
     newest, seen = (reached.newest_us, reached.seen_us) if reached is not None and same else ({}, {})

@@ -19,7 +19,7 @@ from penstock.engine.run import BatchUnderWay
 from penstock.engine.source_partitions import ALL_ROWS, named_partitions, partition_name, partition_parts
 from penstock.engine.watermarks import latest_us
 from penstock.errors import BadRecordError
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
 from penstock.operators.time_column import TimeColumn
 from penstock.spark.event_times import in_microseconds
@@ -35,7 +35,7 @@ _METRIC = "penstock-newest-"
 class NewestTimes:
     """Of one batch."""
 
-    settings: Mapping[str, EventTime] = field(default_factory=dict)
+    settings: Mapping[str, TimeSettings] = field(default_factory=dict)
     """Those sources whose time anybody uses."""
     partitions: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Where they are known from the positions."""
@@ -126,13 +126,13 @@ class NewestTimes:
             *parts, us = row
             self._add(uid, {partition_name(parts): us})
 
-    def _time(self, settings: EventTime, rows: DataFrame) -> Column:
+    def _time(self, settings: TimeSettings, rows: DataFrame) -> Column:
         """In microseconds; null where it is absurd, or there is none."""
         number = in_microseconds(TimeColumn(settings.column), rows)
         return F.when(number <= F.lit(latest_us(settings, self.now_us)), number)
 
 
-def _is_of(settings: EventTime, name: str) -> Column:
+def _is_of(settings: TimeSettings, name: str) -> Column:
     """Whether a row is of a partition; the last column of those that positions name is a number, others are texts."""
     columns = settings.partition or ()
     *texts, number = partition_parts(name)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from penstock.config import Duration, seconds
+from penstock.config import FAIL, FOLLOW_CLOCK, LATE, WAIT, Duration, EventTime, seconds
 from penstock.errors import ConfigError
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.log_fields import about
 from penstock.spark.inspection import kept_columns
 from penstock.spark.log_source import FORMAT as LOG
 from penstock.state.lifetimes import in_microseconds
 from penstock.wording import named, with_article
-
-LATE, FAIL = "late", "fail"
-WAIT, FOLLOW_CLOCK = "wait", "follow_clock"
 
 _log = logging.getLogger(__name__)
 
@@ -27,53 +22,30 @@ _PARTITION_COLUMNS = {"kafka": ("topic", "partition"), LOG: ("partition",)}
 """By the name of a source: columns that tell its partitions apart, as its positions do."""
 
 
-@dataclass(frozen=True)
-class TimeOptions:
-    """The options of `job.read` about time, with its defaults."""
-
-    event_time: str | None = None
-    out_of_order: Duration = "10s"
-    idle_after: Duration | None = "1min"
-    max_ahead: Duration | None = "1d"
-    partition_by: str | Sequence[str] | None = None
-    bad_event_time: str = LATE
-    when_all_idle: str = WAIT
-
-    def of(self, frame: DataFrame, uid: str) -> EventTime | None:
-        """What they mean for a source; raises `ConfigError`."""
-        if self.event_time is None:
-            self._refuse_others(uid)
-            return None
-        _check_column(frame, uid, self.event_time)
-        _check_choice(uid, "bad_event_time", self.bad_event_time, (LATE, FAIL))
-        _check_choice(uid, "when_all_idle", self.when_all_idle, (WAIT, FOLLOW_CLOCK))
-        if self.when_all_idle == FOLLOW_CLOCK and self.idle_after is None:
-            raise ConfigError(
-                f"source {uid!r}: when_all_idle={FOLLOW_CLOCK!r} has no effect with idle_after=None, because no partition is ever idle; "
-                "give idle_after a duration, or leave out when_all_idle",
-                uid=uid,
-            )
-        partition, in_positions = _partition(frame, uid, self.partition_by)
-        return EventTime(
-            self.event_time,
-            in_microseconds(seconds("out_of_order", self.out_of_order)),
-            _or_none("idle_after", self.idle_after),
-            _or_none("max_ahead", self.max_ahead),
-            partition,
-            self.bad_event_time == FAIL,
-            in_positions,
-            self.when_all_idle == FOLLOW_CLOCK,
+def checked_time(options: EventTime | None, frame: DataFrame, uid: str) -> TimeSettings | None:
+    """The options for a source, checked against its columns; raises `ConfigError`. None: the source has no event time."""
+    if options is None:
+        return None
+    _check_column(frame, uid, options.column)
+    _check_choice(uid, "bad_event_time", options.bad_event_time, (LATE, FAIL))
+    _check_choice(uid, "when_all_idle", options.when_all_idle, (WAIT, FOLLOW_CLOCK))
+    if options.when_all_idle == FOLLOW_CLOCK and options.idle_after is None:
+        raise ConfigError(
+            f"source {uid!r}: when_all_idle={FOLLOW_CLOCK!r} has no effect with idle_after=None, because no partition is ever idle; "
+            "give idle_after a duration, or leave out when_all_idle",
+            uid=uid,
         )
-
-    def _refuse_others(self, uid: str) -> None:
-        usual = vars(TimeOptions())
-        said = [name for name, value in vars(self).items() if value != usual[name]]
-        if said:
-            raise ConfigError(
-                f"source {uid!r} has {', '.join(said)} and no event_time: say which column has the time of its rows, such as "
-                "event_time='at', or leave out the others",
-                uid=uid,
-            )
+    partition, in_positions = _partition(frame, uid, options.partition_by)
+    return TimeSettings(
+        options.column,
+        in_microseconds(seconds("out_of_order", options.out_of_order)),
+        _or_none("idle_after", options.idle_after),
+        _or_none("max_ahead", options.max_ahead),
+        partition,
+        options.bad_event_time == FAIL,
+        in_positions,
+        options.when_all_idle == FOLLOW_CLOCK,
+    )
 
 
 def _check_choice(uid: str, setting: str, value: object, choices: tuple[str, str]) -> None:

@@ -12,7 +12,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.config import Mode
 from penstock.engine.source_partitions import partition_name
 from penstock.engine.watermarks import Newest
-from penstock.graph import EventTime
+from penstock.graph import TimeSettings
 from penstock.operators.keyed_process import Context
 from penstock.operators.rows import Rows
 from penstock.operators.timers import CLOCK, EVENT_TIME, Timer
@@ -25,7 +25,7 @@ _SECOND_US = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_S = 6
 """So much later than its place in the partition says the time of a record may be: records are out of order."""
-TIME = EventTime("at", 2 * _SECOND_US, 5 * _SECOND_US, None, ("partition",), follows_clock=True)
+TIME = TimeSettings("at", 2 * _SECOND_US, 5 * _SECOND_US, None, ("partition",), follows_clock=True)
 """Of each source; that some records are late is no matter to timers."""
 
 

@@ -1,0 +1,57 @@
+"""Options that belong together can be given in one object: `EventTime` for a source, `Ui` for the pages of a job."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import job as jobs
+
+OPTIONS: dict[str, Any] = asdict(ps.EventTime("at"))
+del OPTIONS["column"]
+
+
+def test_a_column_with_options_beside_it_is_an_event_time() -> None:
+    """The short spelling means the same as the object."""
+    short = ps.EventTime.of("s", "at", **{**OPTIONS, "out_of_order": "30s"})
+    assert short == ps.EventTime("at", out_of_order="30s")
+
+
+def test_an_event_time_is_taken_as_it_is() -> None:
+    """The object has everything, so that nothing is added to it; without any there is no event time."""
+    whole = ps.EventTime("at", idle_after=None)
+    assert ps.EventTime.of("s", whole, **OPTIONS) is whole
+    assert ps.EventTime.of("s", None, **OPTIONS) is None
+
+
+@pytest.mark.parametrize("event_time", [None, ps.EventTime("at")])
+def test_options_without_a_column_are_refused(event_time: ps.EventTime | None) -> None:
+    """An option that would have no effect is refused by its name."""
+    with pytest.raises(ps.ConfigError, match="has max_ahead"):
+        ps.EventTime.of("s", event_time, **{**OPTIONS, "max_ahead": "5s"})
+
+
+def test_the_pages_of_a_job_in_one_object() -> None:
+    """`Ui` means the same as the arguments beside `ui=`, and does not show its token."""
+    token = "t" * 20
+    whole = jobs._ui_options(ps.Ui(8123, token=token, read_only=True, names=("gate",)), None, read_only=False)
+    short = jobs._ui_options(8123, token, read_only=True)
+    assert whole is not None
+    assert short is not None
+    assert (whole.host, whole.ports, whole.token, whole.read_only) == (
+        short.host,
+        short.ports,
+        short.token,
+        short.read_only,
+    )
+    assert whole.names == ("gate",)
+    assert token not in repr(ps.Ui(8123, token=token))
+
+
+def test_a_ui_beside_its_own_options_is_refused() -> None:
+    """Two tokens for one page would be one too many."""
+    with pytest.raises(ps.ConfigError, match="give them to Ui"):
+        jobs._ui_options(ps.Ui(8123), "t" * 20, read_only=False)
