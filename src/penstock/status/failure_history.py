@@ -97,6 +97,12 @@ def _deaths(
         )
 
 
+def untold_deaths(events: Sequence[Event], failures: Sequence[FailureView]) -> list[FailureView]:
+    """The deaths of drivers that no event in the journal records: no supervisor saw them, and the driver itself could not."""
+    seen = {event.at for event in events if isinstance(event, ProcessDied)}
+    return [one for one in failures if one.error == DIED and one.at not in seen]
+
+
 def _seen_by_a_supervisor(events: Sequence[Event], run: RunView, at: float) -> ProcessDied | None:
     of_it = (event for event in events if isinstance(event, ProcessDied) and event.pid == run.pid)
     return next((event for event in of_it if event.at >= run.started_at and event.at >= at - _CLOCKS_S), None)
