@@ -49,7 +49,7 @@ from penstock.status.events import (
 )
 from penstock.status.failure_history import failures
 from penstock.status.log_messages import event_time_left
-from penstock.status.observer import Progress
+from penstock.status.observer import Observer
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView, RunView
 from penstock.wording import event_moment
@@ -537,9 +537,9 @@ def test_a_watermark_is_shown_as_everywhere_else() -> None:
     assert text == "2026-11-17 12:00:00.25"
     assert watermark_moment(round(at.timestamp() * 1_000_000)) == text
     assert state_moment(at) == text
-    assert f"watermark {text} UTC" in event_time_left(
-        "views", Progress(watermarks={"counts": at}), drainable=False
-    )
+    observer = Observer()
+    observer.event_time({"counts": at}, {}, {})
+    assert f"watermark {text} UTC" in event_time_left("views", observer.progress, drainable=False)
     assert watermark_moment(2**62) == NOTHING
 
 
