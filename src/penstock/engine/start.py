@@ -75,7 +75,7 @@ def start_run(
     """
     of_job(spec.name)
     checkpoint = None if wanted is None else CheckpointId(wanted)
-    with RecoveryCalls(given_up) as calls:
+    with RecoveryCalls(given_up, shows_rows=spec.shows_rows) as calls:
         if not claimant.has_claimed:
             now = clock.wall()
             check_restorable(spec, options, now=now, wanted=checkpoint, latest=latest, calls=calls)
@@ -194,4 +194,5 @@ def make_coordinator(
         run_commit=run_commit,
         listener=listener,
         left_over=start.left_over,
+        shows_rows=spec.shows_rows,
     )
