@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from penstock import start_options
 from penstock.errors import IncompatibleStateError
-from penstock.operators.aggregates import Kind, aggregate_of
-from penstock.operators.distinct_values import distinct_aggregate_of, life_of
+from penstock.operators.aggregate.columns import Kind, aggregate_of
+from penstock.operators.aggregate.distinct import distinct_aggregate_of, life_of
 from penstock.operators.timers import is_timer_table
 from penstock.state.backends.base import VALUES, OnRescale, Parts, StateLayout, TableLayout
 from penstock.state.conversions import Conversion, Kept, conversion

@@ -18,9 +18,10 @@ import pyarrow as pa
 from penstock.checkpoint.completed import OperatorColumns
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import AggregateSpec, finish, stored_aggregates
+from penstock.operators.aggregate.columns import AggregateColumn, stored_aggregates
+from penstock.operators.aggregate.distinct import life_of
+from penstock.operators.aggregate.merge import finish
 from penstock.operators.count_windows import SIZE
-from penstock.operators.distinct_values import life_of
 from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import equal_rows
@@ -117,7 +118,7 @@ class TimestampColumn(Shown):
 class Result(Shown):
     """What an aggregate would give now."""
 
-    spec: AggregateSpec
+    spec: AggregateColumn
 
     @property
     def type(self) -> pa.DataType:

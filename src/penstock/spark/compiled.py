@@ -21,13 +21,11 @@ from penstock.config import Mode
 from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
 from penstock.graph import BadRecords, Graph, Late, Process, Side, Source, Transform, Union
 from penstock.job_spec import JobSpec
-from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Node, Operator
 from penstock.operators.join import Join, Lookup
 from penstock.operators.window import Window
 from penstock.places import AT, place_in_user_code
 from penstock.spark.compiled_kinds import (
-    compiled_aggregate,
     compiled_join,
     compiled_lookup,
     compiled_process,
@@ -240,8 +238,6 @@ class _Compiler:
         if is_registered(node):
             return compile_operator(given)
         match node:
-            case Aggregate():
-                found = compiled_aggregate(node, given)
             case Process():
                 found = compiled_process(node, given)
             case Window():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -157,6 +158,19 @@ class CompiledOperator:
         """The late ones of the rows of a batch, where `finds_late_rows`."""
         raise NotImplementedError
 
+    @property
+    def takes_history(self) -> bool:
+        """Whether its state can be computed from rows of the past."""
+        return False
+
+    def grouped_history(self, rows: DataFrame) -> DataFrame:
+        """Rows of the past as those of a batch are grouped, where `takes_history`."""
+        raise NotImplementedError
+
+    def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:
+        """The rows of the tables of its state, by name, of what `grouped_history` gives."""
+        raise NotImplementedError
+
     def prepared(self, batch: BatchInput) -> TaskFrame:
         """The rows of a batch for its tasks."""
         return TaskFrame(batch.rows.withColumn(SORT_KEY, batch.sort_key(self.node.keys)))
@@ -167,14 +181,23 @@ def shown_schema(frame: DataFrame) -> StructType:
     return frame.drop(EVERYTHING).schema
 
 
-def compiled(given: OperatorInput, spec: Spec, result: StructType) -> CompiledOperator:
-    """An operator whose rows go to its tasks as they are."""
-    return CompiledOperator(
+def compiled(
+    given: OperatorInput,
+    spec: Spec,
+    result: StructType,
+    kind: Callable[..., CompiledOperator] = CompiledOperator,
+    *,
+    late: bool = True,
+    **own: Any,
+) -> CompiledOperator:
+    """An operator with its types; `own` are the fields of its kind. `late`: whether its tasks, and not Spark, find late rows."""
+    return kind(
         given.node,
         spec,
         result,
-        given.outputs(),
+        given.outputs(late=late),
         given.on_bad_record,
         given.float_keys,
         shown_schema(given.frame),
+        **own,
     )
