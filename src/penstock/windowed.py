@@ -12,7 +12,7 @@ from penstock.graph import Graph
 from penstock.operators.aggregate.operator import refuse_updates
 from penstock.operators.base import Node
 from penstock.operators.everything import shown_keys
-from penstock.operators.parameters import check_window_parameters
+from penstock.operators.process.parameters import check_window_parameters
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state

@@ -23,8 +23,8 @@ from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial,
 from penstock.operators.aggregate.distinct import WHOSE, aggregate_layout, counting_distinct, value_names
 from penstock.operators.aggregate.operator import run_aggregate
 from penstock.operators.clock import OperatorClock
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_to_live import TimeToLive
 from penstock.recovery.state_match import Compatibility, match_state

@@ -49,9 +49,9 @@ from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_windows import CountSpec, run_count_windows
-from penstock.operators.keyed_process import Context
 from penstock.operators.late_panes import ABSURD, LATE
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.window_aggregate import PANE, WindowSpec
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows

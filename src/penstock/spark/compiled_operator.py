@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 from penstock.errors import InternalError
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
-from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.joins import CompiledJoin, CompiledLookup
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, shown_schema
@@ -27,9 +26,6 @@ _P = TypeVar("_P")
 class FormerOperator(CompiledOperator):
     """An operator whose task is still made in `spark/frames.py`."""
 
-    sides: tuple[str, ...] = ()
-    """The side outputs that are read."""
-    broadcast: BroadcastSide | None = None
     window: CompiledWindow | None = None
     second: SecondColumns | None = None
     """The columns of its second input."""

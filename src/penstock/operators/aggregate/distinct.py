@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, InternalError
-from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, state_schema
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, aggregate_of, state_schema
 from penstock.operators.grouping import Grouped
 from penstock.operators.pieces import Piece
 from penstock.operators.stamps import TouchTimes
@@ -132,6 +132,34 @@ def value_names(spec: AggregateColumn) -> list[str]:
     return [f"__{spec.name}_distinct_{at}" for at in range(len(spec.distinct))]
 
 
+class AggregateParts(Parts):
+    """Each column and each table belongs to an aggregate, by its name."""
+
+    divisible = True
+
+    def of_column(self, column: str) -> str:
+        """The aggregate whose partial result, or whose life of values, it has."""
+        aggregate = aggregate_of(column)
+        return (life_of(column) if aggregate is None else aggregate[0]) or column
+
+    def of_table(self, table: str) -> str:
+        """The aggregate whose distinct values it has."""
+        return distinct_aggregate_of(table) or table
+
+    def first_value(self, column: str) -> object | None:
+        """A key that is known has a count, be it 0."""
+        aggregate = aggregate_of(column)
+        return 0 if aggregate is not None and aggregate[1] in (Kind.COUNT, Kind.COUNT_DISTINCT) else None
+
+    def column_words(self, column: str) -> str:
+        """Whether it is the sum or the count of an average."""
+        aggregate = aggregate_of(column)
+        return "" if aggregate is None else str(aggregate[1])
+
+
+AGGREGATES = AggregateParts()
+
+
 def aggregate_layout(
     specs: Sequence[AggregateColumn], key: pa.Schema, ttl: TimeToLive | None = None
 ) -> StateLayout:
@@ -146,7 +174,7 @@ def aggregate_layout(
                 column=lifetime.stamp,
             )
     tables = tuple(_table(spec, key, mortal) for spec in distinct)
-    return StateLayout(key, with_stamps(value, mortal), tables, mortal, Parts.AGGREGATES)
+    return StateLayout(key, with_stamps(value, mortal), tables, mortal, AGGREGATES)
 
 
 def _table(spec: AggregateColumn, key: pa.Schema, mortal: Sequence[Lifetime] = ()) -> TableLayout:

@@ -12,11 +12,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
+from penstock.errors import ConfigError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import EVERYTHING
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
+from penstock.operators.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.key_columns import check_keys, float_keys, with_key
 from penstock.spark.tagged_rows import Beside
@@ -201,3 +203,12 @@ def compiled(
         shown_schema(given.frame),
         **own,
     )
+
+
+def check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
+    """Refuse an order by columns that are not there."""
+    missing = [order.column for order in order_by if order.column not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
+        )
