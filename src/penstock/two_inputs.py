@@ -10,8 +10,8 @@ from penstock.config import Duration, choice, duration_us, seconds
 from penstock.errors import ConfigError
 from penstock.graph import Graph
 from penstock.operators.base import Node, SecondInput
-from penstock.operators.join import Join, Lookup
-from penstock.operators.join_spec import How
+from penstock.operators.join.operator import Join, Lookup
+from penstock.operators.join.spec import How
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.operators.window_kinds import TimeWindows

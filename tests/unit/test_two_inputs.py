@@ -12,8 +12,8 @@ from penstock.graph import Graph, Late, Source, TimeSettings
 from penstock.keyed_streams import KeyedStream
 from penstock.operators.base import Node
 from penstock.operators.dedupe import Dedupe
-from penstock.operators.join import Join, Lookup
-from penstock.operators.join_spec import How
+from penstock.operators.join.operator import Join, Lookup
+from penstock.operators.join.spec import How
 from penstock.streams import Stream
 
 MINUTE_US = 60_000_000

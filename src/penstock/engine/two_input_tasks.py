@@ -10,11 +10,11 @@ from penstock.engine.operator_task import OperatorTask
 from penstock.errors import InternalError
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.join_spec import JoinSpec
+from penstock.operators.join.interval import run_join
+from penstock.operators.join.lookup import LookupSpec, run_lookup
+from penstock.operators.join.spec import JoinSpec
 from penstock.operators.late_rows import LateRows
-from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.outputs import LATE_RIGHT, RESULTS, Outputs
-from penstock.operators.run_join import run_join
 from penstock.state.backends.base import OpenState
 from penstock.state.handle import Due
 

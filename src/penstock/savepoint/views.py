@@ -22,7 +22,7 @@ from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.distinct_values import life_of
 from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
-from penstock.operators.join_spec import MATCHED
+from penstock.operators.join.spec import MATCHED
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.session_aggregate import ENDS, START
 from penstock.operators.session_rows import TIME

@@ -23,7 +23,7 @@ from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Uni
 from penstock.job_spec import JobSpec
 from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Node, Operator
-from penstock.operators.join import Join, Lookup
+from penstock.operators.join.operator import Join, Lookup
 from penstock.operators.window import Window
 from penstock.places import AT, place_in_user_code
 from penstock.spark.compiled_kinds import (

@@ -14,13 +14,13 @@ from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import SecondInput
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.everything import EVERYTHING
-from penstock.operators.join import Join, Lookup
+from penstock.operators.join.operator import Join, Lookup
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.compiled_operator import FormerOperator, former
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, rows_that_count
-from penstock.spark.joins import compile_join, compile_lookup
 from penstock.spark.key_columns import quoted
 from penstock.spark.operators.base import OperatorInput, check_order
+from penstock.spark.operators.join import compile_join, compile_lookup
 from penstock.spark.picked_values import with_arrival
 from penstock.spark.second_input import SecondColumns
 

@@ -14,9 +14,9 @@ from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
 from penstock.spark.distinct_values import DistinctValues
-from penstock.spark.joins import CompiledJoin, CompiledLookup
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, shown_schema
+from penstock.spark.operators.join import CompiledJoin, CompiledLookup
 from penstock.spark.second_input import SecondColumns
 from penstock.spark.windows import CompiledWindow, TimeWindowAggregate
 from penstock.state.backends.base import StateLayout

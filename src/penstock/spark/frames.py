@@ -29,7 +29,7 @@ from penstock.graph import (
 )
 from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
-from penstock.operators.join import Join, Lookup
+from penstock.operators.join.operator import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
 from penstock.operators.window import Window

@@ -9,13 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.clock import OperatorClock
-from penstock.operators.join_spec import JoinInput
+from penstock.operators.grouping import Grouped, group_rows
+from penstock.operators.join.spec import JoinInput
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Numbers
 from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.wide_columns import widened
 from penstock.operators.window_kinds import TimeWindows
 from penstock.state.backends.equality import Flags
+from penstock.state.keys import SORT_KEY
 from penstock.state.sizes import Bytes, table_row_bytes
 
 
@@ -116,3 +118,22 @@ def _in_windows(
         windows.starts(lasts[is_open]),  # in the order of rows
         late,
     )
+
+
+ROW = "__penstock_row"
+"""The number of a row: those of the left input first, then those of the right one."""
+
+OneInput = tuple[pa.Table, tuple[str, ...]]
+"""Rows with their sort keys, and their key columns."""
+
+
+def grouped_inputs(key: pa.Schema, left: OneInput, right: OneInput) -> Grouped:
+    """Keys, and for each the numbers of its rows, in the order in which they came. Only keys are put in order, not whole rows."""
+    rows = pa.concat_tables(
+        [
+            table.select([SORT_KEY, *keys]).rename_columns([SORT_KEY, *key.names])
+            for table, keys in (left, right)
+        ]
+    ).cast(pa.schema([(SORT_KEY, pa.int64()), *key]))
+    numbers = pa.array(np.arange(rows.num_rows, dtype=np.int64))
+    return group_rows(rows.append_column(ROW, numbers), key.names)

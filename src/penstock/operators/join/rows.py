@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.operators.join_spec import JoinInput, JoinSpec
+from penstock.operators.join.spec import JoinInput, JoinSpec
 from penstock.operators.python_values import as_moments
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.operators.wide_columns import rows_at

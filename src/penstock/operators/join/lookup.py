@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.arriving_rows import parted_by_key
-from penstock.operators.both_inputs import ROW, grouped_inputs
-from penstock.operators.join_spec import InputColumns
+from penstock.operators.join.inputs import ROW, grouped_inputs, parted_by_key
+from penstock.operators.join.spec import InputColumns
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.stamps import TouchTimes
 from penstock.operators.time_to_live import TimeToLive

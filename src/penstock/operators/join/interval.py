@@ -20,14 +20,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.arriving_rows import Arriving, arriving
 from penstock.operators.base import LEFT, RIGHT
-from penstock.operators.both_inputs import ROW, grouped_inputs
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import Grouped
-from penstock.operators.join_rows import InputRows, Output, in_output_columns
-from penstock.operators.join_spec import JoinInput, JoinSpec
-from penstock.operators.join_state import JoinTables
+from penstock.operators.join.inputs import ROW, Arriving, arriving, grouped_inputs
+from penstock.operators.join.rows import InputRows, Output, in_output_columns
+from penstock.operators.join.spec import JoinInput, JoinSpec
+from penstock.operators.join.state import JoinTables
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
 from penstock.operators.wide_columns import rows_at

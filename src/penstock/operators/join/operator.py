@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from penstock.errors import ConfigError
 from penstock.operators.base import LEFT, RIGHT, EventTimeNeed, Operator, SecondInput
-from penstock.operators.join_spec import How
+from penstock.operators.join.spec import How
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_to_live import TimeToLive
 from penstock.operators.window_kinds import WINDOW_END, TimeWindows

@@ -11,9 +11,9 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node
-from penstock.operators.join import Join, Lookup
-from penstock.operators.join_spec import InputColumns, JoinSpec
-from penstock.operators.lookup_rows import LookupSpec
+from penstock.operators.join.lookup import LookupSpec
+from penstock.operators.join.operator import Join, Lookup
+from penstock.operators.join.spec import InputColumns, JoinSpec
 from penstock.operators.window_kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
