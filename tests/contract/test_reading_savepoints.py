@@ -25,7 +25,7 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, state_schema, stored_aggregates
-from penstock.operators.join.spec import MATCHED, PLACE
+from penstock.operators.join.inputs import MATCHED, PLACE
 from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim

@@ -16,7 +16,8 @@ from builders.interval_joins import LEFT, RIGHT, Join, Row, left_input, right_in
 from builders.operator_cluster import OperatorCluster
 from penstock.operators import stored_rows
 from penstock.operators.join import interval, rows, state
-from penstock.operators.join.spec import How, InputColumns, JoinSpec
+from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.window_kinds import TimeWindows
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share

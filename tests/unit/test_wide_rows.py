@@ -17,9 +17,9 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import late_rows, window_rows
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join import interval, lookup, rows
-from penstock.operators.join.inputs import arriving
+from penstock.operators.join.inputs import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
-from penstock.operators.join.spec import How, InputColumns, JoinSpec
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.late_rows import LateRows
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context

@@ -1,4 +1,4 @@
-"""How operators of some kinds are compiled: aggregates, own code, joins and lookups. Driver."""
+"""How aggregates are compiled. Driver."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from pyspark.sql import DataFrame
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.operators.aggregate import Aggregate
-from penstock.operators.base import SecondInput
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.everything import EVERYTHING
-from penstock.operators.join.operator import Join, Lookup
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.compiled_operator import FormerOperator, former
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, rows_that_count
 from penstock.spark.key_columns import quoted
-from penstock.spark.operators.base import OperatorInput, check_order
-from penstock.spark.operators.join import compile_join, compile_lookup
+from penstock.spark.operators.base import OperatorInput
 from penstock.spark.picked_values import with_arrival
-from penstock.spark.second_input import SecondColumns
 
 
 def compiled_aggregate(node: Aggregate, given: OperatorInput) -> FormerOperator:
@@ -57,25 +53,3 @@ def _check_grouping(node: Aggregate, grouped: Callable[[], DataFrame]) -> None:
             f"rows; drop that column before key_by, or set on_bad_record='skip': {error}",
             operator=node.uid,
         ) from error
-
-
-def compiled_join(node: Join, given: OperatorInput) -> FormerOperator:
-    """Rows of two streams side by side."""
-    right = given.frame_of(node.right.upstream)
-    second, join = _second(node, node.right, given), compile_join(node, given.frame, right)
-    operator = former(given, join.spec.layout(), join.result)
-    return replace(operator, second=second, join=join)
-
-
-def compiled_lookup(node: Lookup, given: OperatorInput) -> FormerOperator:
-    """Rows with the latest row of another stream beside them."""
-    right = given.frame_of(node.right.upstream)
-    second, lookup = _second(node, node.right, given), compile_lookup(node, given.frame, right)
-    operator = former(given, lookup.spec.layout(), lookup.result)
-    return replace(operator, second=second, lookup=lookup)
-
-
-def _second(node: Join | Lookup, right: SecondInput, given: OperatorInput) -> SecondColumns:
-    frame = given.frame_of(right.upstream)
-    check_order(f"{node.uid}, right stream", right.order_by, frame)
-    return SecondColumns.of(node, right, given.frame, frame)

@@ -16,8 +16,6 @@ from penstock.operators.clock import OperatorClock
 from penstock.spark.distinct_values import DistinctValues
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, shown_schema
-from penstock.spark.operators.join import CompiledJoin, CompiledLookup
-from penstock.spark.second_input import SecondColumns
 from penstock.spark.windows import CompiledWindow, TimeWindowAggregate
 from penstock.state.backends.base import StateLayout
 
@@ -32,10 +30,6 @@ class FormerOperator(CompiledOperator):
     partials: tuple[Column, ...] = ()
     distinct: tuple[DistinctValues, ...] = ()
     window: CompiledWindow | None = None
-    second: SecondColumns | None = None
-    """The columns of its second input."""
-    join: CompiledJoin | None = None
-    lookup: CompiledLookup | None = None
     times: OperatorTimes = field(default_factory=OperatorTimes)
 
     @property

@@ -1,4 +1,7 @@
-"""The rows of one input of a join as they come: those in time with their moments, those that are late, those without a key. Executors."""
+"""One input of a join: its columns and tables, and its rows as they arrive. Executors; the columns also on the driver.
+
+A row has a moment: its event time, or the start of its window. In a join without bounds the moment is 0.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,126 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import InternalError
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import Grouped, group_rows
-from penstock.operators.join.spec import JoinInput
+from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Numbers
 from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.wide_columns import widened
 from penstock.operators.window_kinds import TimeWindows
+from penstock.state.backends.base import TableLayout
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import SORT_KEY
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
 from penstock.state.sizes import Bytes, table_row_bytes
+
+PLACE = pa.field("__penstock_place", pa.int64())
+"""Tells the rows of a key apart: a number that no other row of the input ever has."""
+MATCHED = pa.field("__penstock_matched", pa.bool_())
+"""Whether a stored row has found a partner."""
+ROW = "__penstock_row"
+"""The number of a row: those of the left input first, then those of the right one."""
+
+OneInput = tuple[pa.Table, tuple[str, ...]]
+"""Rows with their sort keys, and their key columns."""
+
+
+# ── columns and tables ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class InputColumns:
+    """The columns of an input, in their order; those of the key, and that with the event time (None in a join without bounds)."""
+
+    columns: pa.Schema
+    keys: tuple[str, ...]
+    time: TimeColumn | None
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The columns beside the key."""
+        return pa.schema([field for field in self.columns if field.name not in self.keys])
+
+    @property
+    def as_second(self) -> RightInput:
+        """The same, as the engine asks for it of an operator with two inputs."""
+        return RightInput(tuple(self.columns.names), self.keys)
+
+
+@dataclass(frozen=True)
+class JoinInput(InputColumns):
+    """One of the two inputs."""
+
+    name: str
+    ends_us: int | None
+    """A row matters until the watermark is so far past its moment; None for ever."""
+    outer: bool
+    """Whether a row that finds no partner comes out."""
+    kind: str = ""
+    """In the names of its tables: a moment means something else in a join of another kind, or with other windows."""
+    bounds: str = ""
+    """In the names of what waits: with other bounds it could not be found again. Rows themselves may go on with other bounds."""
+
+    @property
+    def rows(self) -> str:
+        """The table with its rows, by key and then by moment."""
+        return f"rows of the {self.name} input{self.kind}"
+
+    @property
+    def waiting(self) -> str:
+        """The table with those of its rows that had found no partner at the end of their batch, by moment."""
+        return f"{self.name} without a partner{self.kind}{self.bounds}"
+
+    @property
+    def stamp(self) -> str:
+        """The column with the moment of a stored row."""
+        return stamp_name(self.name, Measure.WATERMARK)
+
+    @property
+    def stored(self) -> pa.Schema:
+        """What is stored of a row beside its identity, in this order."""
+        matched = [MATCHED] if self.outer else []
+        return pa.schema([*self.kept, *matched, (self.stamp, pa.int64())])
+
+    def cannot_match_from(self, watermark_us: int) -> int:
+        """At this watermark no row with a moment up to and with this one can match any more."""
+        if self.ends_us is None or watermark_us <= LONG_AGO_US:
+            return LONG_AGO_US
+        return FAR_AWAY_US if watermark_us >= FAR_AWAY_US else watermark_us - self.ends_us
+
+    def layouts(self, key: pa.Schema) -> list[TableLayout]:
+        """Its tables."""
+        identity = pa.schema([*key, PLACE])
+        value = self.stored
+        if self.ends_us is None:
+            return [TableLayout(self.rows, identity, value)]
+        ttl_us = max(self.ends_us, 1)
+        columns = tuple(value.names[:-1])
+        tables = [
+            TableLayout(
+                self.rows,
+                identity,
+                value,
+                lifetimes=(Lifetime(columns, self.stamp, ttl_us, Measure.WATERMARK),),
+            )
+        ]
+        if self.outer:
+            lifetime = Lifetime((), f"{self.stamp}_waiting", ttl_us, Measure.WATERMARK)
+            value = pa.schema([lifetime.stamp_field])
+            tables.append(TableLayout(self.waiting, identity, value, by_time=True, lifetimes=(lifetime,)))
+        return tables
+
+
+# ── rows as they arrive ────────────────────────────────────────────────────────────────────────────
+
+
+def both(rows: TaskRows) -> tuple[pa.Table, pa.Table]:
+    """The rows of both inputs."""
+    if rows.right is None:
+        raise InternalError("an operator with two inputs was given one")
+    return rows.own, rows.right
 
 
 @dataclass(frozen=True)
@@ -118,13 +230,6 @@ def _in_windows(
         windows.starts(lasts[is_open]),  # in the order of rows
         late,
     )
-
-
-ROW = "__penstock_row"
-"""The number of a row: those of the left input first, then those of the right one."""
-
-OneInput = tuple[pa.Table, tuple[str, ...]]
-"""Rows with their sort keys, and their key columns."""
 
 
 def grouped_inputs(key: pa.Schema, left: OneInput, right: OneInput) -> Grouped:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,8 @@ import pyarrow as pa
 from penstock.operators.base import LEFT, RIGHT
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import Grouped
-from penstock.operators.join.inputs import ROW, Arriving, arriving, grouped_inputs
+from penstock.operators.join.inputs import ROW, Arriving, JoinInput, arriving, grouped_inputs
 from penstock.operators.join.rows import InputRows, Output, in_output_columns
-from penstock.operators.join.spec import JoinInput, JoinSpec
 from penstock.operators.join.state import JoinTables
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
@@ -35,6 +35,9 @@ from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import PART_BYTES, cut
+
+if TYPE_CHECKING:
+    from penstock.operators.join.spec import JoinSpec
 
 PIECE_BYTES = 256 << 20
 PAIRS_AT_ONCE = 1 << 20

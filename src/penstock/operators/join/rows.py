@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.operators.join.spec import JoinInput, JoinSpec
+from penstock.operators.join.inputs import JoinInput
 from penstock.operators.python_values import as_moments
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.operators.wide_columns import rows_at
@@ -17,6 +18,9 @@ from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import PART_BYTES, Bytes, cut, row_bytes
+
+if TYPE_CHECKING:
+    from penstock.operators.join.spec import JoinSpec
 
 
 @dataclass
