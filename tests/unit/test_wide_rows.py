@@ -16,7 +16,7 @@ import pytest
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import late_rows, window_rows
 from penstock.operators.clock import OperatorClock
-from penstock.operators.join import interval, lookup, rows
+from penstock.operators.join import interval, lookup, pairs
 from penstock.operators.join.inputs import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
@@ -93,7 +93,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows, late_rows, lookup, interval, window_rows):
+    for module in (pairs, late_rows, lookup, interval, window_rows):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 

@@ -25,7 +25,7 @@ from penstock.operators.base import LEFT, RIGHT
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import Grouped
 from penstock.operators.join.inputs import ROW, Arriving, JoinInput, arriving, grouped_inputs
-from penstock.operators.join.rows import InputRows, Output, in_output_columns
+from penstock.operators.join.pairs import InputRows, PickedRows, in_output_columns
 from penstock.operators.join.state import JoinTables
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
@@ -135,15 +135,15 @@ class _Batch:
             )
             _note(left, right, ranges)
             for lefts, rights in ranges.pairs(PAIRS_AT_ONCE):
-                results += self._pairs(keys, Output(left, lefts), Output(right, rights))
+                results += self._pairs(keys, PickedRows(left, lefts), PickedRows(right, rights))
             return
         moments = right.timed.times
         ranges = in_range(left.timed, right.timed.key_index, moments - spec.upper_us, moments - spec.lower_us)
         _note(right, left, ranges)
         for rights, lefts in ranges.pairs(PAIRS_AT_ONCE):
-            results += self._pairs(keys, Output(left, lefts), Output(right, rights))
+            results += self._pairs(keys, PickedRows(left, lefts), PickedRows(right, rights))
 
-    def _pairs(self, keys: KeyBatch, left: Output, right: Output) -> Iterator[pa.RecordBatch]:
+    def _pairs(self, keys: KeyBatch, left: PickedRows, right: PickedRows) -> Iterator[pa.RecordBatch]:
         times = None if self._spec.at is None else np.maximum(left.moments, right.moments)
         return in_output_columns(self._spec, keys, left, right, times=times)
 
@@ -167,7 +167,7 @@ class _Batch:
         given = self._spec.left if name == LEFT else self._spec.right
         if not given.outer or not which.any():
             return
-        output = Output(rows, np.flatnonzero(which))
+        output = PickedRows(rows, np.flatnonzero(which))
         left, right = (output, None) if name == LEFT else (None, output)
         times = output.moments + max(given.ends_us or 0, 0) if has_key else output.moments
         self._results += in_output_columns(self._spec, keys, left, right, times=times)

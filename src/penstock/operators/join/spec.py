@@ -1,4 +1,4 @@
-"""A join with the columns of its inputs: which rows belong together, how long each is kept, and its work in a subtask. Driver and executors.
+"""A join with the columns of its inputs: which rows match, how long each is kept, and its work in a subtask. Driver and executors.
 
 A row has a moment: its event time, or the beginning of its window. A left row at l and a right row at r with the same key match when
 l + lower <= r <= l + upper. As rows before the watermark are late, a left row cannot match any more once the watermark has reached

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join.inputs import PLACE, JoinInput
-from penstock.operators.join.rows import InputRows
+from penstock.operators.join.pairs import InputRows
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.state.backends.base import OpenState, OpenTable
