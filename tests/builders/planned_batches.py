@@ -82,6 +82,6 @@ class Batches:
         """Where the next batch would bring time, if it reads nothing."""
         self.run.end_batch(self.run.begin_tick(MAILBOX), [OperatorAnswer("op", 0, None, None)])
         reached = self.observer.progress.watermarks["op"]
-        assert self.observer.progress.source_watermarks["s"] is not None
+        assert self.observer.progress.sources["s"].watermark_us is not None
         assert reached is not None
         return (reached - moment(-1)).total_seconds()

@@ -21,7 +21,7 @@ from penstock.state.handle import FileRef, StateHandle
 from penstock.status import events as told
 from penstock.status.events import Event
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
-from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, PendingLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 
@@ -175,7 +175,7 @@ class SeenJob:
                 "topic": SinkLive(rows=410_000, rows_per_s=320.0),
             },
         }
-        write_live(self.storage, Live(**{**usual, **changes}))
+        write_live(self.storage, Progress(**{**usual, **changes}))
         beat(self.storage, self.run, at)
 
     def end(self, how: RunOutcome, at: float, error: BaseException | None = None) -> None:

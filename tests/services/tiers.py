@@ -126,7 +126,7 @@ LATER = (
     ),
     Moved(
         Tier.ALL,
-        "windows of the kinds that `tests/judge` and `tests/unit` show too, in jobs",
+        "tumbling and session windows in jobs, event time after silence, windows after a join",
         (
             "tests/spark/test_window_jobs.py::test_windows_are_sparks_own[session]",
             "tests/spark/test_window_jobs.py::test_windows_are_sparks_own[tumbling]",
@@ -138,7 +138,7 @@ LATER = (
     ),
     Moved(
         Tier.ALL,
-        "jobs on slow or absent storage, of which `tests/protocol` simulates each kind",
+        "jobs on slow or absent storage, and with a sink that stays down",
         (
             "tests/spark/test_slow_storage.py::test_a_checkpoint_that_cannot_finish_in_time_is_given_up_and_cleaned_away",
             "tests/spark/test_slow_storage.py::test_storage_that_is_away_for_a_while_costs_a_restart",
@@ -170,7 +170,7 @@ LATER = (
     ),
     Moved(
         Tier.ALL,
-        "savepoints read and written by Spark in more forms, which `tests/contract` shows without Spark",
+        "savepoints read and written by Spark: windows, rows, lists, timers, some keys, other time zones",
         (
             "tests/spark/test_read_savepoints.py::test_internal_columns",
             "tests/spark/test_read_savepoints.py::test_names_that_are_not_there",
@@ -191,7 +191,7 @@ LATER = (
     ),
     Moved(
         Tier.ALL,
-        "positions by choice, and sinks that another test of the same kind shows",
+        "positions by choice, and more sinks in jobs: Redis, upserts, constraints, a sink of a user",
         (
             "tests/spark/test_sources_by_uid.py::test_positions_by_choice",
             "tests/spark/test_sources_by_uid.py::test_a_position_set_by_choice_is_kept_when_the_run_fails",
@@ -200,12 +200,11 @@ LATER = (
             "tests/spark/test_other_sinks.py::test_redis_ends_up_right",
             "tests/spark/test_other_sinks.py::test_a_table_ends_up_right",
             "tests/spark/test_sql_servers.py::test_a_row_that_breaks_a_constraint",
-            "tests/contract/test_hostile_values.py",
         ),
     ),
     Moved(
         Tier.ALL,
-        "picked values and late rows of windows in jobs, which `tests/unit` shows against models",
+        "picked values, and late rows of session windows, in jobs",
         (
             "tests/spark/test_picked_values.py::test_picked_values_are_those_of_one_group_by",
             "tests/spark/test_window_jobs.py::test_late_rows_update_or_come_out[session]",

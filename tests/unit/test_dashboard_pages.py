@@ -31,7 +31,7 @@ from builders.seen_jobs import (
     restarting,
 )
 from penstock.cli.state_tables import moment as state_moment
-from penstock.dashboard import pages
+from penstock.dashboard import json_models, pages
 from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.render import environment
 from penstock.dashboard.pages.sentences import collapsed, sentence
@@ -49,7 +49,7 @@ from penstock.status.events import (
 )
 from penstock.status.failure_history import failures
 from penstock.status.log_messages import event_time_left
-from penstock.status.observer import Progress
+from penstock.status.observer import Observer
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView, RunView
 from penstock.wording import event_moment
@@ -494,6 +494,8 @@ def test_a_driver_that_was_killed_is_told_of(behind_s: float) -> None:
         page = Parsed(pages.journal(view, FRAME)).text
         assert "2 times" not in page
         assert page.count("The driver (pid 11") == 1
+        deaths = [*json_models.journal(view).deaths, *(one for one in events if isinstance(one, ProcessDied))]
+        assert len(deaths) == 1
         return re.findall(
             r"Run \d started|The driver \(pid 11 on a\) ended without a word|signal SIGKILL", page
         )
@@ -508,7 +510,7 @@ def test_a_driver_that_was_killed_is_told_of(behind_s: float) -> None:
 
 
 def test_drivers_that_were_killed_before_they_told_anything() -> None:
-    """Each is told of, newest first, also where the journal is empty."""
+    """Each is told of, newest first, also where the journal is empty, and in the JSON of the page too."""
     runs = tuple(
         RunView(run=run, how="did not say", ended_at=NOW - 100 + run, host=host, pid=run)
         for run, host in ((2, "two"), (1, "one"))
@@ -516,6 +518,7 @@ def test_drivers_that_were_killed_before_they_told_anything() -> None:
     view = msgspec.structs.replace(healthy(), events=(), runs=runs, failures=failures((), runs, {}))
     page = Parsed(pages.journal(view, FRAME)).text
     assert re.findall(r"on (\w+)\) ended without a word", page) == ["two", "one"]
+    assert [one.run for one in json_models.journal(view).deaths] == [2, 1]
 
 
 def test_a_uid_is_written_as_the_program_has_it() -> None:
@@ -534,9 +537,9 @@ def test_a_watermark_is_shown_as_everywhere_else() -> None:
     assert text == "2026-11-17 12:00:00.25"
     assert watermark_moment(round(at.timestamp() * 1_000_000)) == text
     assert state_moment(at) == text
-    assert f"watermark {text} UTC" in event_time_left(
-        "views", Progress(watermarks={"counts": at}), drainable=False
-    )
+    observer = Observer()
+    observer.event_time({"counts": at}, {}, {})
+    assert f"watermark {text} UTC" in event_time_left("views", observer.progress, drainable=False)
     assert watermark_moment(2**62) == NOTHING
 
 

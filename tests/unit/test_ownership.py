@@ -28,7 +28,7 @@ from penstock.ownership.claim import (
     process_start,
 )
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
-from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
+from penstock.ownership.heartbeat import SILENT_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.ownership.run_list import list_runs
 from penstock.storage import LocalStorage
@@ -428,11 +428,13 @@ def test_who_looks_again_and_again_goes_by_changes(storage: LocalStorage, ahead_
 
 
 def test_a_living_driver_whose_storage_was_away_for_seconds_has_not_died(storage: LocalStorage) -> None:
-    """Its heart could not beat, and its process is there: it is shown as running. A start does not wait for it so long."""
+    """Its heart could not beat, and its process is there: it is shown as running, and a second start is refused. Both take it for dead after the same time."""
     claim(storage, NOW)
     assert list_runs(storage, NOW + STALE_AFTER_S + 5)[0].how == "running"
-    refuse_if_running(storage, NOW + STALE_AFTER_S + 5)
-    assert list_runs(storage, NOW + CLOCKS_S + STALE_AFTER_S)[0].how == "did not say"
+    with pytest.raises(RunningAlreadyError):
+        refuse_if_running(storage, NOW + STALE_AFTER_S + 5)
+    assert list_runs(storage, NOW + SILENT_S)[0].how == "did not say"
+    refuse_if_running(storage, NOW + SILENT_S)
 
 
 def test_a_run_elsewhere_lives_as_long_as_its_heart_beats(storage: LocalStorage) -> None:

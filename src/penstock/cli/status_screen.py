@@ -16,7 +16,7 @@ from penstock.cli.job_tables import STATE_STYLES, TIGHT, as_json, cost, ui, what
 from penstock.cli.printing import ago, in_brief, lasting, moment, rate, time_of_day
 from penstock.status.backlog import CaughtUp, is_caught_up, source_behind
 from penstock.status.health import needs, needs_somebody
-from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, Plan, PlanNode
 from penstock.status.view import JobState, JobView
 from penstock.wording import counted, duration, size
@@ -60,7 +60,7 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
     if wide:
         table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("now", overflow="fold")
-    live = view.live if view.live is not None else Live(run=view.run, at=0.0, status="")
+    live = view.live if view.live is not None else Progress(run=view.run, at=0.0, status="")
     for branches, node, first in lines(view.plan) if view.plan is not None else ():
         doing = _doing(live, node)
         name = Text.assemble(
@@ -77,7 +77,7 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
     return table
 
 
-def _doing(live: Live, node: PlanNode) -> SourceLive | OperatorLive | SinkLive | None:
+def _doing(live: Progress, node: PlanNode) -> SourceLive | OperatorLive | SinkLive | None:
     of_kind = {"source": live.sources, "operator": live.operators, "sink": live.sinks}
     return of_kind.get(node.kind, {}).get(node.uid)  # type: ignore[attr-defined, no-any-return]
 

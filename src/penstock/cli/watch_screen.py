@@ -18,7 +18,7 @@ from penstock.cli.printing import about, in_brief, moment, time_of_day
 from penstock.cli.status_screen import facts, graph_table, heading, needs_lines
 from penstock.status.events import Event
 from penstock.status.health import needs
-from penstock.status.live import Live
+from penstock.status.live import Progress
 from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 from penstock.wording import duration, size
 
@@ -107,7 +107,7 @@ class WatchScreen:
         return self._rates.line(f"{view.storage}\0{uid}", bars)
 
 
-def _rates(live: Live) -> dict[str, float]:
+def _rates(live: Progress) -> dict[str, float]:
     sources = {uid: one.rows_per_s for uid, one in live.sources.items()}
     operators = {uid: one.rows_per_s for uid, one in live.operators.items()}
     return {**sources, **operators, **{uid: one.rows_per_s for uid, one in live.sinks.items()}}

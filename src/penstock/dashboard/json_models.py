@@ -12,7 +12,7 @@ import msgspec
 from penstock.requests.request_client import Outcome
 from penstock.status.backlog import total_behind
 from penstock.status.events import Event
-from penstock.status.failure_history import grouped
+from penstock.status.failure_history import grouped, untold_deaths
 from penstock.status.live import BatchLive
 from penstock.status.plan import PlanSettings
 from penstock.status.view import (
@@ -100,6 +100,8 @@ class JournalTwin(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     now: float
     events: tuple[Event, ...]
+    deaths: tuple[FailureView, ...]
+    """Drivers that died without an event: nobody was left to write one. The page shows them among the events."""
 
 
 class BatchesTwin(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +213,8 @@ def failures(view: JobView) -> FailuresTwin:
 
 def journal(view: JobView) -> JournalTwin:
     """All that is known."""
-    return JournalTwin(job=view.name, now=view.now, events=view.events)
+    deaths = tuple(untold_deaths(view.events, view.failures))
+    return JournalTwin(job=view.name, now=view.now, events=view.events, deaths=deaths)
 
 
 def batches(view: JobView) -> BatchesTwin:

@@ -25,6 +25,8 @@ HEARTBEAT_S = 2.0
 STALE_AFTER_S = 10.0
 CLOCKS_S = 60.0
 """So far the clocks of two machines may differ."""
+SILENT_S = CLOCKS_S + STALE_AFTER_S
+"""A process of this machine that lives and says nothing is taken for alive so long: its storage may be away or slow."""
 FAR_S = 3600.0
 """A heartbeat that is so old, or so far ahead, is not waited for at a start."""
 
@@ -109,10 +111,12 @@ def _is_running(storage: Storage, record: RunRecord, now: float, clock: Clock) -
     heartbeat = last_beat(storage, RunId(record.run)) or Heartbeat(record.run, record.started_at)
     if heartbeat.ended or _process_is_gone(record):
         return False
+    if _is_of_this_machine(record):
+        return seems_alive(record, heartbeat, now)
     age_s = now - heartbeat.at
     if abs(age_s) < STALE_AFTER_S:
         return True
-    if abs(age_s) > FAR_S or _is_of_this_machine(record):
+    if abs(age_s) > FAR_S:
         return False
     return _changes(storage, heartbeat, clock)
 
@@ -139,7 +143,7 @@ class Pulse:
         """Whether it has changed lately. One that is seen for the first time is believed if the clocks may differ so far."""
         said, since = self._seen.get(heartbeat.run, (None, 0.0))
         if said is None:
-            since = now if abs(now - heartbeat.at) < CLOCKS_S + STALE_AFTER_S else -math.inf
+            since = now if abs(now - heartbeat.at) < SILENT_S else -math.inf
         elif said != heartbeat.at:
             since = now
         self._seen = {heartbeat.run: (heartbeat.at, since)}
@@ -157,7 +161,7 @@ def seems_alive(
     if heartbeat.ended or _process_is_gone(record):
         return False
     if _is_of_this_machine(record):
-        return now - heartbeat.at < CLOCKS_S + STALE_AFTER_S
+        return now - heartbeat.at < SILENT_S
     return (pulse or Pulse()).is_felt(heartbeat, now)
 
 

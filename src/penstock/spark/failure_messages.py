@@ -34,7 +34,7 @@ from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
 from penstock.snapshot.messages import TaskFailed
-from penstock.status.observer import Progress
+from penstock.status.live import Progress
 from penstock.wording import counted, duration
 
 _DATA_LOSS = re.compile(

@@ -54,7 +54,7 @@ from penstock.spark.status import StartOptions, Status
 from penstock.spark.tasks import take_over_all
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.status import log_messages
-from penstock.status.reporter import STARTING, STOPPING, JobReporter, ReporterQueries
+from penstock.status.reporter import STARTING, STOPPING, JobReporter
 from penstock.storage import Storage
 from penstock.supervise.messages import ProgramReport
 from penstock.supervise.program import supervised_by, supervisor
@@ -102,7 +102,8 @@ class JobRunner:
             spec.storage,
             self._claimant,
             plan,
-            ReporterQueries(self._doing, self.coordinator),
+            status=self._doing,
+            coordinator=self.coordinator,
             listeners=options.listeners,
             page=page,
             shows_rows=spec.shows_rows,

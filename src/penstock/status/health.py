@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import msgspec
 
-from penstock.status.live import Live
+from penstock.status.live import Progress
 from penstock.status.view import CheckpointStatus, JobState, JobView
 from penstock.wording import counted, duration
 
@@ -140,7 +140,7 @@ def _of_checkpoints(view: JobView) -> Iterator[Concern]:
         )
 
 
-def _of_sinks(live: Live | None, view: JobView) -> Iterator[Concern]:
+def _of_sinks(live: Progress | None, view: JobView) -> Iterator[Concern]:
     if live is None or not view.state.is_alive:
         return
     for uid, sink in live.sinks.items():

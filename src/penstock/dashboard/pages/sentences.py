@@ -30,7 +30,7 @@ from penstock.status.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.status.failure_history import DIED, without_numbers
+from penstock.status.failure_history import untold_deaths, without_numbers
 from penstock.status.view import FailureView, RequestView
 from penstock.wording import counted, size
 
@@ -146,9 +146,8 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
 
 def sentences(events: Sequence[Event], failures: Sequence[FailureView]) -> list[Sentence]:
     """Say all of it, newest first as it is given: events, and the deaths of drivers that no event tells of."""
-    seen = {event.at for event in events if isinstance(event, ProcessDied)}
     said = [sentence(event) for event in events]
-    untold = [(_place(events, one), one) for one in failures if one.error == DIED and one.at not in seen]
+    untold = [(_place(events, one), one) for one in untold_deaths(events, failures)]
     # The oldest first, so that no place moves.
     for place, death in sorted(untold, key=lambda one: (-one[0], one[1].run)):
         said.insert(place, Sentence(death.at, death.run, Tone.BAD, f"{capital(death.why)}."))
