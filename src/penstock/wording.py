@@ -106,3 +106,7 @@ def event_moment(at: datetime) -> str:
 def storable(text: str) -> str:
     """Text of others that can be sent and stored: Python holds what is no UTF-8, such as odd names of files, in half characters."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+NOT_SHOWN = "(its text is not shown: it may have values of rows in it)"
+"""In place of a text of others, where `show_rows=False`."""

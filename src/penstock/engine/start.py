@@ -90,7 +90,7 @@ def start_run(
     """
     of_job(spec.name)
     now = JobNow(spec.source_numbers, spec.uids, changes, latest)
-    with RecoveryCalls(given_up) as calls:
+    with RecoveryCalls(given_up, shows_rows=spec.shows_rows) as calls:
         point = _restored(
             spec,
             claimant,
@@ -355,4 +355,5 @@ def make_coordinator(
         run_commit=run_commit,
         listener=listener,
         left_over=point.left_over,
+        shows_rows=spec.shows_rows,
     )
