@@ -16,10 +16,13 @@ import xxhash
 from msgspec.structs import replace
 
 from penstock.checkpoint.completed import StoredLifetime, TimeReached
+from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
+from penstock.operators.base import TaskContext
 from penstock.operators.clock import OperatorClock
+from penstock.operators.late_rows import LateRows
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import Context, KeyedProcess
 from penstock.operators.process.run_columns import run_batch_process
@@ -70,6 +73,24 @@ class BuiltIn(ABC):
         """What its state waits for, after the batch; called right before the state is frozen."""
         del state, clock
         return Due()
+
+
+def task_context(clock: OperatorClock, keys: tuple[str, ...] = ("k",)) -> TaskContext:
+    """What the task of the only subtask is told in the first batch."""
+    return TaskContext(
+        uid=UID,
+        keys=keys,
+        subtask=0,
+        parallelism=1,
+        batch=1,
+        clock=clock,
+        over_us=None,
+        on_bad_record=OnBadRecord.FAIL,
+        bad=BadRecords(UID, CheckpointId(1), kept=False),
+        late=LateRows(None),
+        late_right=LateRows(None),
+        tolerates=tolerates,
+    )
 
 
 Operator = KeyedProcess | BatchProcess | BuiltIn

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.distinct_values import AGGREGATES
+from penstock.operators.aggregate.distinct import AGGREGATES
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.states import DECLARED_STATES, ValueState, state_layout
 from penstock.recovery.lifetimes import Lifetimes, columns_of, stored_layout

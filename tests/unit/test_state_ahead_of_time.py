@@ -14,9 +14,9 @@ from builders.task_cluster import AtOnce
 from builders.window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.dead_letters import ROWS
 from penstock.engine.window_task import SessionAggregateTask, WindowAggregateTask, WindowProcessTask
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec

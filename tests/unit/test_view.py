@@ -36,7 +36,7 @@ from penstock.status.events import (
     SavepointMade,
 )
 from penstock.status.failure_history import grouped
-from penstock.status.health import needs
+from penstock.status.health import concerns
 from penstock.status.job_watcher import COMING_UP_S, look_at
 from penstock.status.jobs import find_jobs, job_id, job_of, linked_jobs
 from penstock.status.journal import JournalWriter
@@ -474,12 +474,12 @@ def test_a_supervisor_that_is_gone_is_told(place: Place) -> None:
     mine = process_start(os.getpid())
     place.tell(supervised_by(940.0, mine))
     assert not place.look().supervisor_gone
-    assert needs(place.look()) == ()
+    assert concerns(place.look()) == ()
     place.tell(supervised_by(950.0, "of another process"))
     assert place.look().supervisor_gone
-    (need,) = needs(place.look())
+    (need,) = concerns(place.look())
     assert (need.text, need.urgent) == (
-        "its supervisor is gone: nobody starts the job again if it dies",
+        "Its supervisor is gone: nothing starts the job again if it dies.",
         False,
     )
 
@@ -512,7 +512,7 @@ def test_runs_that_cannot_come_up_are_restarts(place: Place) -> None:
     beat(place.storage, newest, 999.0)
     view = place.look()
     assert (view.state, view.run, view.restarts) == (JobState.RESTARTING, newest, 4)
-    assert needs(view)[0].urgent
+    assert concerns(view)[0].urgent
 
 
 def test_percentiles_are_measured_values() -> None:

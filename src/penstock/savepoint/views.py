@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import stored_aggregates
+from penstock.operators.aggregate.columns import stored_aggregates
+from penstock.operators.aggregate.distinct import life_of
 from penstock.operators.base import Spec
 from penstock.operators.count_windows import SIZE
 from penstock.operators.dedupe import DedupeSpec
-from penstock.operators.distinct_values import life_of
 from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
 from penstock.operators.join.spec import JoinSpec

@@ -6,20 +6,21 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.dashboard.pages.words import (
-    NOTHING,
-    behind,
-    clock_time,
-    compact,
-    lasted,
-    rate,
-    watermark_moment,
-)
 from penstock.status.backlog import source_behind
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
 from penstock.status.view import JobView
-from penstock.wording import counted, size
+from penstock.wording import (
+    NOTHING,
+    behind,
+    clock_time,
+    compact,
+    counted,
+    lasted,
+    rate,
+    size,
+    watermark_moment,
+)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
