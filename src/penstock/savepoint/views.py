@@ -23,10 +23,9 @@ from penstock.operators.count_windows import SIZE
 from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
-from penstock.operators.join_spec import MATCHED
+from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.session_aggregate import ENDS, START
-from penstock.operators.session_rows import TIME
 from penstock.operators.top import TopSpec
 from penstock.operators.views import (
     ROW,
@@ -50,7 +49,7 @@ from penstock.wording import did_you_mean, in_so_many_us
 
 _ROWS_OF_SESSIONS = "__penstock_rows"
 _HIDDEN = (PLACE, AWAITED)
-SPECS: tuple[type[Spec], ...] = (ProcessSpec, AggregateSpec, DedupeSpec)
+SPECS: tuple[type[Spec], ...] = (ProcessSpec, AggregateSpec, DedupeSpec, JoinSpec)
 """Those that are asked how their tables are shown, in this order."""
 _SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
@@ -147,8 +146,6 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
             found.append(Result(spec.name, spec))
         elif field.name.startswith(SIZE) or field.name == _ROWS_OF_SESSIONS:
             found.append(Plain("rows", field))
-        elif field.name == MATCHED.name:
-            found.append(Plain("matched", field))
         elif field.name not in parts and field.name not in _HIDDEN and life_of(field.name) is None:
             found.append(Plain(field.name, field))
     return tuple(found)
@@ -177,9 +174,9 @@ def _seen(table: StoredTable) -> TableView:
 def _former(table: StoredTable) -> TableView | None:
     """Tables of operators whose specs are not asked yet."""
     name, names = table.name, table.names
-    if name in (ENDS, EARLY) or "without a partner" in name:
+    if name in (ENDS, EARLY):
         return TableView(name, "")
-    return _of_distinct(table) or _of_windows(name, names, table.value) or _of_join(table)
+    return _of_distinct(table) or _of_windows(name, names, table.value)
 
 
 def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> TableView | None:
@@ -198,17 +195,6 @@ def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> Ta
 def _of_distinct(table: StoredTable) -> TableView | None:
     values = [field for field in table.own if field.name != LAST]
     return shown_values(table, values, TimestampColumn(WINDOW_END, LAST, 1))
-
-
-def _of_join(table: StoredTable) -> TableView | None:
-    name = table.name
-    side = next((side for side in ("left", "right") if name.startswith(f"rows of the {side} input")), None)
-    if side is None:
-        return None
-    stamps = {lifetime.stamp for lifetime in table.layout.lifetimes} | {f"__event_{side}"}
-    value = tuple(one for one in table.value if one.name not in stamps)
-    shown = plain(field for field in table.own if field.name not in (*_HIDDEN, TIME))
-    return TableView(side, "rows of a join", shown, value)
 
 
 def _of_subtasks(table: TableLayout) -> View:

@@ -22,13 +22,8 @@ from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeE
 from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Union
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Node, Operator
-from penstock.operators.join import Join, Lookup
 from penstock.operators.window import Window
 from penstock.places import AT, place_in_user_code
-from penstock.spark.compiled_kinds import (
-    compiled_join,
-    compiled_lookup,
-)
 from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
@@ -241,10 +236,6 @@ class _Compiler:
                 window = compile_window(node, given.frame, given.key)
                 late = not gives_late_rows_itself(node)
                 found = replace(former(given, window.layout, window.result, late=late), window=window)
-            case Join():
-                found = compiled_join(node, given)
-            case Lookup():
-                found = compiled_lookup(node, given)
             case _:
                 return compile_operator(given)
         return replace(found, times=operator_times(node, self.frame(node.upstream), self._graph))

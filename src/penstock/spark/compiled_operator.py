@@ -12,10 +12,8 @@ from pyspark.sql.types import StructType
 from penstock.errors import InternalError
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
-from penstock.spark.joins import CompiledJoin, CompiledLookup
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, shown_schema
-from penstock.spark.second_input import SecondColumns
 from penstock.spark.windows import CompiledWindow, TimeWindowAggregate
 from penstock.state.backends.base import StateLayout
 
@@ -27,10 +25,6 @@ class FormerOperator(CompiledOperator):
     """An operator whose task is still made in `spark/frames.py`."""
 
     window: CompiledWindow | None = None
-    second: SecondColumns | None = None
-    """The columns of its second input."""
-    join: CompiledJoin | None = None
-    lookup: CompiledLookup | None = None
     times: OperatorTimes = field(default_factory=OperatorTimes)
 
     @property

@@ -14,7 +14,6 @@ from penstock.engine.assignment import Assignment
 from penstock.engine.operator_task import OperatorTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import Subtask
-from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, InternalError, UnavailableError
 from penstock.graph import (
     BadRecords,
@@ -27,13 +26,12 @@ from penstock.graph import (
     streams_that_meet,
 )
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
-from penstock.operators.join import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
 from penstock.operators.window import Window
 from penstock.spark.broadcast import every_subtask
 from penstock.spark.compiled import Compiled
-from penstock.spark.compiled_operator import FormerOperator, known
+from penstock.spark.compiled_operator import FormerOperator
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import with_believed_times
 from penstock.spark.key_columns import (
@@ -260,12 +258,7 @@ class BatchFrames:
             rows = window.rows(frame, batch.clock, policy, late=LEFT in operator.outputs.late)
             keys = window.placed_by
             return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
-        rows = frame.withColumn(SORT_KEY, batch.sort_key(node.keys))
-        second = node.second_input
-        if second is None:
-            return TaskFrame(rows)
-        columns = known(operator.second)
-        return TaskFrame(columns.beside(rows, batch.second(second), batch.sort_key), columns.order_by)
+        raise InternalError(f"operator {node.uid!r} prepares its rows itself")
 
     def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
         """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
@@ -293,12 +286,6 @@ class BatchFrames:
         match node:
             case Window():
                 return operator.compiled_window.task(common, late)
-            case Join():
-                right, spec = known(operator.second).as_input, known(operator.join).spec
-                late_right = operator.outputs.late_schema(RIGHT)
-                return JoinTask(*common, right, spec, late=late, late_right=late_right)
-            case Lookup():
-                return LookupTask(*common, known(operator.second).as_input, known(operator.lookup).spec)
             case _:
                 raise InternalError(f"operator {node.uid!r} has no task")
 
