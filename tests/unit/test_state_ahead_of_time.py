@@ -25,7 +25,7 @@ from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import PANE, WindowSpec
 from penstock.operators.window.time_rows import WindowRowsSpec
-from penstock.recovery.rescale import redistribute
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle, over_in_all

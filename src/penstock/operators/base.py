@@ -221,7 +221,7 @@ class Spec(ABC):
         """The work of one subtask in one batch. Called on an executor, once for each attempt."""
 
     @property
-    def right(self) -> RightInput | None:
+    def second_input(self) -> RightInput | None:
         """Its second input, where it has one."""
         return None
 

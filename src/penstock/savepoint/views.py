@@ -13,13 +13,14 @@ from dataclasses import replace
 import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
 from penstock.operators.aggregate.operator import AggregateSpec
 from penstock.operators.base import Spec
 from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.everything import shown_key
-from penstock.operators.join_spec import MATCHED
+from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.top import TopSpec
 from penstock.operators.views import (
@@ -34,12 +35,11 @@ from penstock.operators.views import (
     plain,
 )
 from penstock.operators.window.base import PLACE
-from penstock.operators.window.count import CountSpec
+from penstock.operators.window.count import CountRowsSpec, CountSpec
 from penstock.operators.window.session import SessionSpec
-from penstock.operators.window.session_rows import TIME, SessionRowsSpec
+from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import WindowSpec
 from penstock.operators.window.time_rows import WindowRowsSpec
-from penstock.recovery.lifetimes import stored_layout
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK
@@ -54,6 +54,9 @@ SPECS: tuple[type[Spec], ...] = (
     SessionSpec,
     SessionRowsSpec,
     CountSpec,
+    CountRowsSpec,
+    JoinSpec,
+    TopSpec,
 )
 """Those that are asked how their tables are shown, in this order."""
 
@@ -148,8 +151,6 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
         if field.name in aggregates:
             spec = aggregates[field.name]
             found.append(Result(spec.name, spec))
-        elif field.name == MATCHED.name:
-            found.append(Plain("matched", field))
         elif field.name not in parts and field.name != PLACE and (name := _shown_as(field.name)):
             found.append(Plain(name, field))
     return tuple(found)
@@ -176,28 +177,8 @@ def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
 def _seen(table: StoredTable) -> TableView:
     """The first spec that knows the table says what it is; one that none knows is shown as it is stored."""
     found = (spec.shown(table) for spec in SPECS)
-    return next((view for view in found if view is not None), None) or (
-        _former(table) or TopSpec.shown(table) or TableView(table.name, "rows", plain(table.own), table.value)
-    )
-
-
-def _former(table: StoredTable) -> TableView | None:
-    """Tables of operators whose specs are not asked yet."""
-    name = table.name
-    if "without a partner" in name:
-        return TableView(name, "")
-    return _of_join(table)
-
-
-def _of_join(table: StoredTable) -> TableView | None:
-    name = table.name
-    side = next((side for side in ("left", "right") if name.startswith(f"rows of the {side} input")), None)
-    if side is None:
-        return None
-    stamps = {lifetime.stamp for lifetime in table.layout.lifetimes} | {f"__event_{side}"}
-    value = tuple(one for one in table.value if one.name not in stamps)
-    shown = plain(field for field in table.own if field.name not in (PLACE, TIME))
-    return TableView(side, "rows of a join", shown, value)
+    known = next((view for view in found if view is not None), None)
+    return known or TableView(table.name, "rows", plain(table.own), table.value)
 
 
 def _of_subtasks(table: TableLayout) -> View:

@@ -11,10 +11,8 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructF
 
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
-from penstock.engine.operator_task import OperatorTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import Subtask
-from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, InternalError, UnavailableError
 from penstock.graph import (
     BadRecords,
@@ -27,12 +25,10 @@ from penstock.graph import (
     streams_that_meet,
 )
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
-from penstock.operators.join import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
 from penstock.spark.broadcast import every_subtask
 from penstock.spark.compiled import Compiled
-from penstock.spark.compiled_operator import FormerOperator, known
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import with_believed_times
 from penstock.spark.key_columns import (
@@ -50,7 +46,6 @@ from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.spark.waking import waking_all
-from penstock.state.keys import SORT_KEY
 
 SOURCE = "__source"
 NOTHING = StructType([StructField("nothing", IntegerType())])
@@ -231,16 +226,9 @@ class BatchFrames:
             sort_key=self._sort_key,
             every_subtask=self._every_subtask,
         )
-        prepared = (
-            self._former_rows(operator, batch)
-            if isinstance(operator, FormerOperator)
-            else operator.prepared(batch)
-        )
-        return self._placed(node, prepared, fused, result)
+        return self._placed(node, operator.prepared(batch), fused, result)
 
-    def _task(self, operator: CompiledOperator) -> Subtask | OperatorTask:
-        if isinstance(operator, FormerOperator):
-            return self._former_task(operator)
+    def _task(self, operator: CompiledOperator) -> Subtask:
         return Subtask(
             operator.node.uid,
             operator.spec,
@@ -250,16 +238,6 @@ class BatchFrames:
             late=operator.outputs.late_schema(LEFT),
             late_right=operator.outputs.late_schema(RIGHT),
         )
-
-    def _former_rows(self, operator: FormerOperator, batch: BatchInput) -> TaskFrame:
-        """Operators that do not prepare their rows themselves yet."""
-        node, frame = operator.node, batch.rows
-        rows = frame.withColumn(SORT_KEY, batch.sort_key(node.keys))
-        second = node.second_input
-        if second is None:
-            return TaskFrame(rows)
-        columns = known(operator.second)
-        return TaskFrame(columns.beside(rows, batch.second(second), batch.sort_key), columns.order_by)
 
     def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
         """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
@@ -280,19 +258,6 @@ class BatchFrames:
         if ahead_us is None or column is None:
             return frame
         return with_believed_times(column, frame, self.assignment.now_us + ahead_us)
-
-    def _former_task(self, operator: FormerOperator) -> OperatorTask:
-        node, policy, late = operator.node, operator.on_bad_record, operator.outputs.late_schema(LEFT)
-        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
-        match node:
-            case Join():
-                right, spec = known(operator.second).as_input, known(operator.join).spec
-                late_right = operator.outputs.late_schema(RIGHT)
-                return JoinTask(*common, right, spec, late=late, late_right=late_right)
-            case Lookup():
-                return LookupTask(*common, known(operator.second).as_input, known(operator.lookup).spec)
-            case _:
-                raise InternalError(f"operator {node.uid!r} has no task")
 
     def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
         """Rows in their subtasks. Spark's own shuffle may have put every key where it belongs: it is the whole that is looked at, because

@@ -103,8 +103,8 @@ class AggregateSpec(Spec):
 
     @classmethod
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The distinct values of each key."""
-        return distinct_view(table.name, table.own)
+        """The distinct values of an aggregate that counts them."""
+        return shown_values(table, table.own)
 
     @classmethod
     def shown_as(cls, column: str) -> str | None:
@@ -114,6 +114,15 @@ class AggregateSpec(Spec):
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""
         return AggregateTask(context, self)
+
+
+def shown_values(table: StoredTable, values: Sequence[pa.Field], *window: Shown) -> TableView | None:
+    """The distinct values of one aggregate, if the table has such; `window` shows the window that they are counted in."""
+    if not values or not all(field.name.startswith(f"{table.name}_") for field in values):
+        return None
+    counted = table.name.removeprefix("__").removesuffix("_distinct")
+    called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
+    return TableView(f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)))
 
 
 @dataclass
@@ -158,15 +167,6 @@ class AggregateTask(ReducedTask):
         """The keys, without the columns that count rows."""
         left = super().without_null_keys(table, keys)
         return left.drop_columns([name for name in (ROW, ROWS) if name in left.column_names])
-
-
-def distinct_view(name: str, values: Sequence[pa.Field], window: tuple[Shown, ...] = ()) -> TableView | None:
-    """What a user sees of a table with the distinct values that an aggregate has counted; None for any other table."""
-    if not values or not all(field.name.startswith(f"{name}_") for field in values):
-        return None
-    whose = name.removeprefix("__").removesuffix("_distinct")
-    called = [whose] if len(values) == 1 else [f"{whose}_{at}" for at in range(len(values))]
-    return TableView(f"{whose}_values", "distinct values", (*window, *map(Plain, called, values)))
 
 
 def refuse_updates(upstream: Node, uid: str) -> None:

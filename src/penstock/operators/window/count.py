@@ -24,6 +24,7 @@ from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order
 from penstock.operators.stored_rows import stored_rows
+from penstock.operators.views import StoredTable, TableView
 from penstock.operators.window.base import KEYS_AT_ONCE, PLACE, PORTION_BYTES, WindowTask, one_batch, places
 from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.kinds import CountWindows, Numbers
@@ -195,6 +196,12 @@ class CountRowsSpec(WindowCodeSpec):
     def layout(self) -> StateLayout:
         """What is kept."""
         return StateLayout(self.key, pa.schema([(size_name(self.windows), pa.int64())]), (self.table,))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of windows that are not full."""
+        is_own = table.names == [PLACE] and table.name.startswith("rows of windows of ")
+        return TableView("rows", "rows", (), table.value) if is_own else None
 
     def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:  # noqa: ARG002
         """Call the user's code for the windows that are full. No row is late."""

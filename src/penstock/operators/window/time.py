@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
 from penstock.operators.aggregate.merge import finish, merge, merged_groups
-from penstock.operators.aggregate.operator import ReducedTask, distinct_view
+from penstock.operators.aggregate.operator import ReducedTask, shown_values
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
@@ -110,9 +110,7 @@ class WindowSpec(Spec):
             return None
         values = [field for field in table.own if field.name != LAST]
         bounds = shown_bounds(table.name)
-        return distinct_view(table.name, values, bounds[1:]) or TableView(
-            "windows", "windows", bounds, table.value
-        )
+        return shown_values(table, values, bounds[1]) or TableView("windows", "windows", bounds, table.value)
 
     @classmethod
     def shown_as(cls, column: str) -> str | None:
