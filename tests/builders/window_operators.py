@@ -171,7 +171,7 @@ class WindowAggregates(_InTime):
         if time is None or time > clock.latest_us:
             return ABSURD
         newest = time - (time - windows.offset_us) % windows.every_us
-        if newest + windows.size_us - 1 <= clock.windows_over_us(self.spec.lateness_us):
+        if newest + windows.size_us - 1 <= clock.closed_until_us(self.spec.lateness_us):
             return LATE
         return time - (time - windows.offset_us) % windows.pane_us
 

@@ -148,9 +148,9 @@ class Operator(Node):
         return False
 
     @property
-    def marks_window_end(self) -> bool:
-        """Whether its results have the end of their window in `window_end`."""
-        return False
+    def end_column(self) -> str | None:
+        """The column of its results with the end of the stretch of time that each is about, where it has one."""
+        return None
 
     @property
     def revised_by(self) -> tuple[str, ...]:

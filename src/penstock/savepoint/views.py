@@ -47,15 +47,15 @@ from penstock.wording import did_you_mean
 
 SPECS: tuple[type[Spec], ...] = (
     ProcessSpec,
-    DedupeSpec,
     AggregateSpec,
+    DedupeSpec,
+    JoinSpec,
     WindowSpec,
     WindowRowsSpec,
     SessionSpec,
     SessionRowsSpec,
     CountSpec,
     CountRowsSpec,
-    JoinSpec,
     TopSpec,
 )
 """Those that are asked how their tables are shown, in this order."""

@@ -40,7 +40,7 @@ PORTION_BYTES = 64 << 20
 """So many keys, or bytes of stored rows, are read at once."""
 
 
-def among(rows: KeyBatch, others: Sequence[KeyBatch], *, by_time: bool = False) -> Flags:
+def rows_in(rows: KeyBatch, others: Sequence[KeyBatch], *, by_time: bool = False) -> Flags:
     """Which of these rows are among others. They are in ascending order of the first number of their table, the others in any."""
     found = np.zeros(len(rows), dtype=np.bool_)
     for other in others:
@@ -58,7 +58,7 @@ def in_key_order(rows: KeyBatch) -> npt.NDArray[np.int64]:
     return np.lexsort((orders, rows.sort_keys))
 
 
-def places(generation: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def arrival_numbers(generation: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Numbers that only grow: of the version that this batch makes, and within it of rows by their positions."""
     return (generation << GENERATION_SHIFT) + positions
 

@@ -25,7 +25,14 @@ from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.base import KEYS_AT_ONCE, PLACE, PORTION_BYTES, WindowTask, one_batch, places
+from penstock.operators.window.base import (
+    KEYS_AT_ONCE,
+    PLACE,
+    PORTION_BYTES,
+    WindowTask,
+    arrival_numbers,
+    one_batch,
+)
 from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.kinds import CountWindows, Numbers
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
@@ -208,7 +215,9 @@ class CountRowsSpec(WindowCodeSpec):
         none = rows.slice(0, 0)
         if not rows.num_rows:
             return RowsRun([], none, None)
-        numbered = rows.append_column(PLACE, pa.array(places(state.generation, np.arange(rows.num_rows))))
+        numbered = rows.append_column(
+            PLACE, pa.array(arrival_numbers(state.generation, np.arange(rows.num_rows)))
+        )
         found = pieces_with_state(group_rows(numbered, self.key.names), state, LIMITS)
         results = [batch for piece in found for batch in _Fill(self, piece, state).results(context)]
         return RowsRun(results, none, None)

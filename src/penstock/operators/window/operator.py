@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.operator import refuse_updates
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
 from penstock.operators.everything import shown_keys
-from penstock.operators.process.parameters import check_window_parameters
+from penstock.operators.process.parameters import check_call
 from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state
@@ -174,7 +174,7 @@ class Window(Operator):
                 uid=uid,
             )
         refuse_updates(upstream, uid)
-        check_window_parameters(operator, uid)
+        check_call(operator, operator.process, ("key", "window", "rows", "ctx"), uid)
         return cls(
             uid,
             upstream,
@@ -208,9 +208,9 @@ class Window(Operator):
         return bool(self.columns) and not self.counts_rows
 
     @property
-    def marks_window_end(self) -> bool:
-        """Unless its windows count rows."""
-        return not self.counts_rows
+    def end_column(self) -> str | None:
+        """The end of the window, unless windows count rows."""
+        return None if self.counts_rows else WINDOW_END
 
     @property
     def revised_by(self) -> tuple[str, ...]:

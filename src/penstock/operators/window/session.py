@@ -37,11 +37,11 @@ from penstock.operators.window.base import (
     PANE,
     PORTION_BYTES,
     WindowTask,
-    among,
     in_key_order,
     joined_stretches,
     one_batch,
     refused,
+    rows_in,
 )
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, SessionWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
@@ -279,7 +279,7 @@ class SessionRun:
         changed = np.add.reduceat(is_new.astype(np.int64), starts[:-1]) > 0
         session_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         last = np.maximum.reduceat(lasts[order], starts[:-1])
-        is_late = last <= self._clock.windows_over_us(self._spec.lateness_us)
+        is_late = last <= self._clock.closed_until_us(self._spec.lateness_us)
         self._update(piece.keys, new, old, _Joined(order, session_of, last, changed & ~is_late))
         late = np.zeros(len(new.starts), dtype=np.bool_)
         late[order[is_new]] = is_late[session_of[is_new]]
@@ -328,7 +328,7 @@ class SessionRun:
         """What has expired before the next batch need not be written, and not be forgotten either."""
         over = self._clock.watermark_us - self._spec.lateness_us
         now, was = (some.take(np.flatnonzero(some.lasts > over)) for some in (now, was))
-        gone = was.take(np.flatnonzero(~among(self._named(keys, was), [self._named(keys, now)])))
+        gone = was.take(np.flatnonzero(~rows_in(self._named(keys, was), [self._named(keys, now)])))
         written = _both(now, gone)
         values = [*written.partials.columns, pa.array(written.lasts)]
         self._sessions.write(
@@ -367,7 +367,7 @@ class SessionRun:
         keys = KeyBatch(asked.sort_keys, asked.columns.select(self._spec.key.names))
         starts = asked.columns.column(START).to_numpy()
         sessions = _Sessions(np.arange(len(lasts)), starts, lasts, stored)
-        self._close(keys, sessions, found & (lasts == ends) & ~among(asked, self._touched))
+        self._close(keys, sessions, found & (lasts == ends) & ~rows_in(asked, self._touched))
 
     def _close(self, keys: KeyBatch, sessions: _Sessions, wanted: Flags) -> None:
         if wanted.any():

@@ -31,9 +31,9 @@ from penstock.operators.window.base import (
     PLACE,
     PORTION_BYTES,
     RowTimes,
-    among,
+    arrival_numbers,
     one_batch,
-    places,
+    rows_in,
 )
 from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.kinds import Numbers, SessionWindows
@@ -110,7 +110,9 @@ class SessionRowsSpec(WindowCodeSpec):
         """Call the user's code for the sessions that are over."""
         times = RowTimes.of(rows, self.time, clock, operator=context.operator)
         at = np.flatnonzero(times.sensible)
-        timed = _with_times(self, rows.take(pa.array(at)), times.numbers[at], places(state.generation, at))
+        timed = _with_times(
+            self, rows.take(pa.array(at)), times.numbers[at], arrival_numbers(state.generation, at)
+        )
         growths: list[Growth] = []
         run = SessionRun(self.sessions, state, clock, growths.append)
         is_late = run.take_in(_as_stretches(self, timed))
@@ -173,7 +175,7 @@ class _Rows:
         at = np.unique(_pairs(self._ranges(rows, index, sessions, of))[1])
         covered = self._named(keys, index[at], rows.take(pa.array(at)))
         own = [self._stored_rows(growth.was)[0]] if len(growth.was.starts) else []
-        left_over = np.flatnonzero(~among(covered, own))
+        left_over = np.flatnonzero(~rows_in(covered, own))
         if len(left_over):
             self._left_out.append(covered.take(left_over))
 
@@ -218,7 +220,7 @@ class _Rows:
         order = np.lexsort((rows.column(TIME).to_numpy(), numbers))
         rows, numbers = rows.take(pa.array(order)), numbers[order]
         if self._left_out:
-            stay = np.flatnonzero(~among(self._named(keys, numbers, rows), self._left_out))
+            stay = np.flatnonzero(~rows_in(self._named(keys, numbers, rows), self._left_out))
             rows, numbers = rows.take(pa.array(stay)), numbers[stay]
         return rows, numbers
 

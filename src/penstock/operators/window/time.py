@@ -34,8 +34,8 @@ from penstock.operators.window.base import (
     PANE,
     PLACE,
     WindowTask,
-    among,
     one_batch,
+    rows_in,
     shown_bounds,
     without_late_rows,
 )
@@ -213,7 +213,7 @@ class WindowRun:
         """The windows of the rows in the order of the table, each once, with the partial aggregates of the batch."""
         if not rows.num_rows:
             return
-        over_us, counted = self._clock.windows_over_us(self._spec.lateness_us), []
+        over_us, counted = self._clock.closed_until_us(self._spec.lateness_us), []
         of_keys = np.arange(rows.num_rows)
         if counting_distinct(self._spec.specs):
             counted = self._values.take_in(rows, PANE, over_us=over_us, watermark_us=self._clock.watermark_us)
@@ -276,7 +276,7 @@ class WindowRun:
             due.select(self._spec.table.identity.names),
             due.column(LAST).to_numpy(),
         )
-        return self._results(windows, due, ~among(windows, touched, by_time=True))
+        return self._results(windows, due, ~rows_in(windows, touched, by_time=True))
 
     def _untouched_early(
         self, asked: KeyBatch, when: Numbers, touched: Sequence[KeyBatch]
@@ -288,7 +288,7 @@ class WindowRun:
         stored, found = self._table.read(windows)
         awaited = stored.column(AWAITED).fill_null(0).to_numpy()
         wanted = found & (awaited == when[order]) & (lasts[order] > self._clock.watermark_us)
-        return self._results(windows, stored, wanted & ~among(windows, touched, by_time=True))
+        return self._results(windows, stored, wanted & ~rows_in(windows, touched, by_time=True))
 
     def _results(
         self, windows: KeyBatch, partials: pa.RecordBatch, wanted: Flags

@@ -23,7 +23,15 @@ from penstock.operators.row_order import Order, order_keys
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import StoredTable, TableView
 from penstock.operators.wide_columns import rows_at, widened
-from penstock.operators.window.base import LAST, PLACE, RowTimes, among, one_batch, places, shown_bounds
+from penstock.operators.window.base import (
+    LAST,
+    PLACE,
+    RowTimes,
+    arrival_numbers,
+    one_batch,
+    rows_in,
+    shown_bounds,
+)
 from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.kinds import Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
@@ -42,7 +50,7 @@ class NewRows:
     """Where in `rows` each is."""
     lasts: Numbers
     sort_keys: Numbers
-    places: Numbers
+    arrival_numbers: Numbers
     sizes: Bytes
 
     @classmethod
@@ -199,7 +207,7 @@ class _Run:
         times = RowTimes.of(rows, self.spec.time, self.clock, operator=self.context.operator)
         windows = self.spec.windows
         newest = times.numbers - (times.numbers - windows.offset_us) % windows.every_us
-        over_us = self.clock.windows_over_us(self.spec.lateness_us)
+        over_us = self.clock.closed_until_us(self.spec.lateness_us)
         in_time = times.sensible & (newest + windows.size_us - 1 > over_us)
         late = rows.filter(pa.array(~in_time))
         new = self._by_window(rows, np.flatnonzero(in_time), times.numbers)
@@ -218,10 +226,12 @@ class _Run:
         """The rows of the batch, once for each window that they are in and that is awaited."""
         pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
         of, lasts = self.spec.windows.windows_of(pane)
-        open_ = lasts > self.clock.windows_over_us(self.spec.lateness_us)
+        open_ = lasts > self.clock.closed_until_us(self.spec.lateness_us)
         at, lasts = at[of[open_]], lasts[open_]
         rows = widened(rows).combine_chunks()
-        return NewRows.in_order(rows, at, lasts, places(self.state.generation, at), table_row_bytes(rows))
+        return NewRows.in_order(
+            rows, at, lasts, arrival_numbers(self.state.generation, at), table_row_bytes(rows)
+        )
 
     def _due(self) -> Iterator[pa.Table]:
         """Stored rows of windows that the watermark passes in this batch."""
@@ -246,7 +256,7 @@ class _Run:
             found = [table.at(last, one) for one in sort_keys] if few else [table.until(last, after=last - 1)]
             for part in chain.from_iterable(found):
                 rows = self._read(part)
-                yield rows.filter(pa.array(among(self._windows(rows), windows, by_time=True)))
+                yield rows.filter(pa.array(rows_in(self._windows(rows), windows, by_time=True)))
 
     def _windows(self, rows: pa.Table) -> KeyBatch:
         names = [*self.spec.key.names, LAST]

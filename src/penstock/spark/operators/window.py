@@ -47,7 +47,7 @@ def pane(windows: TimeWindows, time: Column, lateness_us: int, clock: OperatorCl
     """The pane of a row, or the number that says that it comes too late. Nothing is computed of times that are no times."""
     size_us, offset = windows.size_us, F.lit(windows.offset_us)
     newest = time - F.pmod(time - offset, F.lit(windows.every_us))
-    late = newest <= F.lit(clock.windows_over_us(lateness_us) - size_us + 1)
+    late = newest <= F.lit(clock.closed_until_us(lateness_us) - size_us + 1)
     own = time - F.pmod(time - offset, F.lit(windows.pane_us))
     no_time = _absurd(time, size_us + lateness_us, clock)
     return F.when(no_time, F.lit(ABSURD)).when(late, F.lit(LATE)).otherwise(own)
@@ -61,7 +61,7 @@ def session_pane(gap_us: int, lateness_us: int, time: Column, clock: OperatorClo
 
 def late_session(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
     """Whether a row comes too late, unless its session has others that do not."""
-    late = time <= F.lit(clock.windows_over_us(lateness_us) - gap_us + 1)
+    late = time <= F.lit(clock.closed_until_us(lateness_us) - gap_us + 1)
     return _absurd(time, gap_us + lateness_us, clock) | late
 
 
