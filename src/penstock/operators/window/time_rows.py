@@ -50,7 +50,7 @@ class NewRows:
     """Where in `rows` each is."""
     lasts: Numbers
     sort_keys: Numbers
-    arrival_numbers: Numbers
+    places: Numbers
     sizes: Bytes
 
     @classmethod
