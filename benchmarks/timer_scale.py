@@ -22,8 +22,8 @@ from measure import Found
 import penstock as ps
 from penstock.ids import SubtaskId
 from penstock.operators.clock import OperatorClock
-from penstock.operators.keyed_process import Context
-from penstock.operators.run_process import run_process
+from penstock.operators.process.keyed import Context
+from penstock.operators.process.run_keyed import run_process
 from penstock.operators.states import state_layout
 from penstock.operators.stored_timers import Timers
 from penstock.operators.task_time import TaskTime

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from penstock.dashboard.ui_options import Ui
     from penstock.job import Job
     from penstock.log_fields import log_as_json
-    from penstock.operators.batch_process import BatchProcess
     from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
-    from penstock.operators.keyed_co_process import KeyedCoProcess
-    from penstock.operators.keyed_process import KeyedProcess
     from penstock.operators.list_state import ListState
     from penstock.operators.map_state import MapState
-    from penstock.operators.process import Process
+    from penstock.operators.process.co import KeyedCoProcess
+    from penstock.operators.process.columns import BatchProcess
+    from penstock.operators.process.keyed import KeyedProcess
+    from penstock.operators.process.unkeyed import Process
     from penstock.operators.raw_state import RawState
     from penstock.operators.side_outputs import SideOutput
     from penstock.operators.states import ValueState
@@ -118,14 +118,14 @@ _LATE_NAMES = LateNames(
     {
         "AggregateFunction": "operators.folded_state",
         "AggregatingState": "operators.folded_state",
-        "BatchProcess": "operators.batch_process",
+        "BatchProcess": "operators.process.columns",
         "BroadcastState": "operators.subtask_states",
         "FilesystemBackend": "state.backends",
         "log_as_json": "log_fields",
         "show_progress": "progress_display",
         "Job": "job",
-        "KeyedCoProcess": "operators.keyed_co_process",
-        "KeyedProcess": "operators.keyed_process",
+        "KeyedCoProcess": "operators.process.co",
+        "KeyedProcess": "operators.process.keyed",
         "Listener": "status.listeners",
         "OpenTelemetry": "status.otel",
         "ListState": "operators.list_state",
@@ -133,7 +133,7 @@ _LATE_NAMES = LateNames(
         "MapState": "operators.map_state",
         "MemoryBackend": "state.backends",
         "OperatorListState": "operators.subtask_states",
-        "Process": "operators.process",
+        "Process": "operators.process.unkeyed",
         "RawState": "operators.raw_state",
         "ReducingState": "operators.folded_state",
         "RocksdbBackend": "state.backends",

@@ -5,29 +5,19 @@ DataFrames and Columns are only passed through here: the spark package looks int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.base import (
     LEFT,
-    Broadcast,
     Node,
     Operator,
-    SecondInput,
 )
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.process import Process as UnkeyedProcess
-from penstock.operators.row_order import Order
-from penstock.operators.side_outputs import SideOutput, declared_sides
-from penstock.operators.states import lives_by_event_time as has_event_lifetimes
 from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -162,52 +152,6 @@ def streams_that_meet(node: Node) -> list[tuple[Node, Limits]]:
     every = node.parts if isinstance(node, Union) else [node]
     parts = [(part, part.time_limits() or whole) for part in every]
     return parts if any(own.ahead_us != whole.ahead_us for _, own in parts) else [(node, whole)]
-
-
-OwnCode = KeyedProcess | BatchProcess | UnkeyedProcess
-
-
-@dataclass(frozen=True, eq=False)
-class Process(Operator):
-    """The user's own Python code: per key, in columns, or without a key (`keys` is empty then)."""
-
-    operator: OwnCode
-    schema: str
-    output: pa.Schema
-    order_by: tuple[Order, ...]
-    broadcast: Broadcast | None = None
-    right: SecondInput | None = None
-    """The other stream of a `KeyedCoProcess`."""
-
-    has_side_outputs: ClassVar[bool] = True
-
-    def describe(self) -> str:
-        """The class of the user's."""
-        return type(self.operator).__name__
-
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        """The broadcast stream is one of its inputs."""
-        return (*super().inputs, *(() if self.broadcast is None else (self.broadcast.upstream,)))
-
-    @property
-    def second_input(self) -> SecondInput | None:
-        """The right stream of a `KeyedCoProcess`."""
-        return self.right
-
-    @property
-    def lives_by_event_time(self) -> bool:
-        """Whether a state of the class says so."""
-        return has_event_lifetimes(self.operator)
-
-    @property
-    def own_code(self) -> object | None:
-        """The object of the user's."""
-        return self.operator
-
-    def side_outputs(self) -> Mapping[str, SideOutput]:
-        """Those that the class declares."""
-        return declared_sides(self.operator)
 
 
 @dataclass(frozen=True, eq=False)

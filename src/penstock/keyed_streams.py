@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, overload
 
 from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
-from penstock.graph import Graph, OwnCode
+from penstock.graph import Graph
 from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.everything import shown_keys
-from penstock.operators.keyed_co_process import KeyedCoProcess
+from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.operators.top import Top
 from penstock.operators.window_kinds import CountWindows, Windows
 from penstock.operators.window_process import WindowProcess
-from penstock.own_code import add_process
 from penstock.streams import Stream, added, check_same_job, say_policy
 from penstock.windowed import (
     WindowPlan,
@@ -61,18 +61,16 @@ class _WithOwnCode(Steps):
         `Process` or `BatchProcess` raises ends the run.
         Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
         """
-        node = add_process(
-            self._graph,
+        node = ProcessOperator.checked(
+            uid,
             self._node,
             self._keys,
-            self._broadcast,
             operator,
             schema=schema,
-            uid=uid,
             order_by=order_by,
+            broadcast=self._broadcast,
         )
-        say_policy(self._graph, uid, on_bad_record)
-        return Stream(self._graph, node)
+        return added(self._graph, node, on_bad_record)
 
 
 class KeyedStream(_WithOwnCode):
@@ -207,19 +205,16 @@ class ConnectedKeyedStreams(Steps):
         left, right = self._left, self._right
         orders = parse_orders(right_order_by, "right_order_by")
         second = SecondInput(right._node, right._keys, order_by=orders)  # noqa: SLF001 - they are made together
-        added = add_process(
-            self._graph,
+        node = ProcessOperator.checked(
+            uid,
             left._node,  # noqa: SLF001
             left._keys,  # noqa: SLF001
-            None,
             operator,
             schema=schema,
-            uid=uid,
             order_by=order_by,
             right=second,
         )
-        say_policy(self._graph, uid, on_bad_record)
-        return Stream(self._graph, added)
+        return added(self._graph, node, on_bad_record)
 
 
 class WindowedStream(Steps):

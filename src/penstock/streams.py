@@ -12,12 +12,12 @@ from penstock.graph import Graph, Late, Output, Side, Transform, Union
 from penstock.operators.base import LEFT, Broadcast, Node, Operator
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.everything import EVERYTHING
-from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.process.operator import ProcessOperator
+from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL
 from penstock.operators.window_kinds import Windows
-from penstock.own_code import add_process
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.two_inputs import (
     EventTimeOf,
@@ -112,10 +112,8 @@ class Stream(Steps):
         Rows of one partition of the input go to one subtask, and keep their order. `schema` and `order_by` are as in `process` behind
         `key_by`. What `process` raises ends the run.
         """
-        node = add_process(
-            self._graph, self._node, (), None, operator, schema=schema, uid=uid, order_by=order_by
-        )
-        return Stream(self._graph, node)
+        node = ProcessOperator.checked(uid, self._node, (), operator, schema=schema, order_by=order_by)
+        return added(self._graph, node)
 
     def broadcast(self, *, order_by: OrderBy = ()) -> BroadcastStream:
         """A small stream, such as rules or rates, of which every subtask of an operator is to see all rows: for `connect`.

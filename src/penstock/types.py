@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     )
     from penstock.log_fields import JsonLines, LogFields
     from penstock.operators.batch_columns import BatchColumns
-    from penstock.operators.batch_process import BatchKeys, BatchRows, BatchTimers
-    from penstock.operators.batch_state import BatchState
     from penstock.operators.batch_tables import BatchList, BatchMap
-    from penstock.operators.keyed_process import Context
+    from penstock.operators.process.column_state import BatchState
+    from penstock.operators.process.columns import BatchKeys, BatchRows, BatchTimers
+    from penstock.operators.process.keyed import Context
     from penstock.operators.rows import Row, Rows
     from penstock.operators.timers import Timer
     from penstock.operators.window_process import TimeWindow
@@ -73,18 +73,18 @@ _LATE_NAMES = LateNames(
     __name__,
     {
         "BatchColumns": "operators.batch_columns",
-        "BatchKeys": "operators.batch_process",
+        "BatchKeys": "operators.process.columns",
         "BatchList": "operators.batch_tables",
         "BatchMap": "operators.batch_tables",
-        "BatchRows": "operators.batch_process",
-        "BatchState": "operators.batch_state",
-        "BatchTimers": "operators.batch_process",
+        "BatchRows": "operators.process.columns",
+        "BatchState": "operators.process.column_state",
+        "BatchTimers": "operators.process.columns",
         "BroadcastStream": "keyed_streams",
         "Completed": "checkpoint.completed",
         "ConnectedKeyedStreams": "keyed_streams",
         "ConnectedStream": "keyed_streams",
         "ConnectedStreams": "keyed_streams",
-        "Context": "operators.keyed_process",
+        "Context": "operators.process.keyed",
         "Event": "status.events",
         "Guarantee": "guarantee",
         "JobHandle": "spark.handle",

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.graph import Graph, Transform, Union
 from penstock.operators.base import Node, Operator
 from penstock.operators.everything import shown_keys
-from penstock.operators.parameters import check_window_parameters
+from penstock.operators.process.parameters import check_window_parameters
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state

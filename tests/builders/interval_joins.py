@@ -11,7 +11,7 @@ from builders.operator_cluster import BuiltIn
 from penstock.operators import run_join
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join_spec import InputColumns, JoinSpec
-from penstock.operators.keyed_process import Context
+from penstock.operators.process.keyed import Context
 from penstock.operators.time_column import TimeColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due

@@ -19,16 +19,16 @@ from penstock.checkpoint.completed import StoredLifetime, TimeReached
 from penstock.engine.dead_letters import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
-from penstock.operators.batch_process import BatchProcess
 from penstock.operators.clock import OperatorClock
-from penstock.operators.keyed_process import Context, KeyedProcess
-from penstock.operators.run_batch_process import run_batch_process
-from penstock.operators.run_process import run_process
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.run_columns import run_batch_process
+from penstock.operators.process.run_keyed import run_process
+from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.states import state_layout
 from penstock.operators.stored_timers import Timers
 from penstock.operators.task_time import TaskTime
 from penstock.operators.timers import takes_timers
-from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.recovery.lifetimes import Lifetimes, columns_of
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.ids import SubtaskId
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.keyed_process import Context, KeyedProcess
-from penstock.operators.run_batch_process import run_batch_process
-from penstock.operators.run_process import run_process
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.run_columns import run_batch_process
+from penstock.operators.process.run_keyed import run_process
 from penstock.operators.states import state_layout
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import OpenState, Workplace

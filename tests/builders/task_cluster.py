@@ -18,12 +18,13 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.operator_task import ProcessTask
-from penstock.graph import OwnCode
+from penstock.engine.subtask import Subtask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.inputs import BROADCAST, WAKE
 from penstock.operators.outputs import BAD, RESULTS, untagged
+from penstock.operators.process.operator import OwnCode
+from penstock.operators.process.task import ProcessSpec
 from penstock.operators.states import state_layout
 from penstock.operators.timers import takes_timers
 from penstock.recovery.rescale import redistribute
@@ -146,19 +147,15 @@ class TaskCluster:
         self.letters, self.emitted = [], []
         for index, table in enumerate(self._tables(rows, told)):
             executor = AtOnce(next(self._attempts))
-            task = ProcessTask(
-                UID,
-                self.keys,
-                self._layout,
-                plan,
-                executor,
-                self._on_bad_record,
+            spec = ProcessSpec(
                 self._operator,
+                self._layout.key,
                 self._output,
                 self._sides,
-                broadcast=None if self._side is None else tuple(self._side.names),
+                broadcast_columns=None if self._side is None else tuple(self._side.names),
                 has_event_time=self._has_event_time,
             )
+            task = Subtask(UID, spec, plan, executor, self._on_bad_record)
             given = list(task((with_wake_row(table, index) if wake else table).to_batches()))
             assert table.num_rows or not given or takes_timers(self._operator)
             for batch in given:

@@ -28,8 +28,8 @@ from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.count_windows import CountSpec, run_count_windows
-from penstock.operators.keyed_process import Context
 from penstock.operators.late_panes import ABSURD, LATE, without_late_rows
+from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.states import ValueState, state_layout
+from penstock.operators.distinct_values import AGGREGATES
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.states import DECLARED_STATES, ValueState, state_layout
 from penstock.recovery.lifetimes import Lifetimes, columns_of, stored_layout
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_match import StateMatch, match_state
@@ -126,7 +127,7 @@ def layout_of(states: dict[str, State], *, before: bool) -> StateLayout:
         mortal = (lifetime(name, before=before),) if stamped else ()
         tables.append(_table(name, state.holder, ddl, mortal))
     value = with_stamps(pa.schema(columns), tuple(lifetimes))
-    return StateLayout(KEY, value, tuple(tables), tuple(lifetimes), Parts.STATES)
+    return StateLayout(KEY, value, tuple(tables), tuple(lifetimes), DECLARED_STATES)
 
 
 def _table(name: str, holder: str, ddl: str, mortal: tuple[Lifetime, ...]) -> TableLayout:
@@ -404,7 +405,9 @@ def test_parts_of_columns_are_converted(kind: Kind) -> None:
             assert found.equals(wanted[first:behind])
 
 
-def layout(ddl: str, *tables: TableLayout, key: str = "k string", parts: Parts = Parts.STATES) -> StateLayout:
+def layout(
+    ddl: str, *tables: TableLayout, key: str = "k string", parts: Parts = DECLARED_STATES
+) -> StateLayout:
     return StateLayout(arrow_schema(key), arrow_schema(ddl) if ddl else pa.schema([]), tables, parts=parts)
 
 
@@ -437,18 +440,18 @@ REFUSED = {
         ["m: long -> map<long,long> (its"],
     ),
     "an aggregate is new": (
-        layout("__n_count long", parts=Parts.AGGREGATES),
-        layout("__n_count long, __mean_sum double, __mean_count long", parts=Parts.AGGREGATES),
+        layout("__n_count long", parts=AGGREGATES),
+        layout("__n_count long, __mean_sum double, __mean_count long", parts=AGGREGATES),
         ["mean: sum double, count long (new, it would have nothing of what came before)", "drop_state=('op.mean',)"],
     ),
     "another aggregate": (
-        layout("__n_count long", parts=Parts.AGGREGATES),
-        layout("__n_count_distinct long", table("__n_distinct", "__n_distinct_0 long", "v int"), parts=Parts.AGGREGATES),
+        layout("__n_count long", parts=AGGREGATES),
+        layout("__n_count_distinct long", table("__n_distinct", "__n_distinct_0 long", "v int"), parts=AGGREGATES),
         ["n: long -> ", "drop_state=('op.n',)"],
     ),
     "inside": (
-        layout("", table("windows of 1 h", "at long", "n long"), parts=Parts.WHOLE),
-        layout("", table("windows of 2 h", "at long", "n long"), parts=Parts.WHOLE),
+        layout("", table("windows of 1 h", "at long", "n long"), parts=Parts()),
+        layout("", table("windows of 2 h", "at long", "n long"), parts=Parts()),
         ["windows of 1 h: rows (k string, at long) with (n long) (gone)", "drop_state=('op',)"],
     ),
 }  # fmt: skip
@@ -479,8 +482,8 @@ def test_an_allowed_loss_is_named_state_by_state() -> None:
 
 def test_a_new_aggregate_that_is_allowed_counts_from_nought() -> None:
     """Known keys have a count of 0 and no sum, as if there had been no row."""
-    stored = layout("__n_count long", parts=Parts.AGGREGATES)
-    wanted = layout("__mean_sum double, __mean_count long, __n_count long", parts=Parts.AGGREGATES)
+    stored = layout("__n_count long", parts=AGGREGATES)
+    wanted = layout("__mean_sum double, __mean_count long, __n_count long", parts=AGGREGATES)
     found = match_state(stored, wanted, {"mean"})
     found.check("op", 7)
     rows = pa.RecordBatch.from_pylist(
@@ -500,10 +503,10 @@ def test_another_order_of_columns_is_another_form() -> None:
 
 def test_inside_operators_numbers_may_become_wider() -> None:
     """The rows of a window or join keep what they are; only their numbers have more room."""
-    stored = layout("", table("rows", "at long", "n int, s struct<a:int>"), parts=Parts.WHOLE)
-    wanted = layout("", table("rows", "at long", "s struct<a:int,b:int>, n long"), parts=Parts.WHOLE)
+    stored = layout("", table("rows", "at long", "n int, s struct<a:int>"), parts=Parts())
+    wanted = layout("", table("rows", "at long", "s struct<a:int,b:int>, n long"), parts=Parts())
     match_state(stored, wanted).check("op", 7)
-    more = layout("", table("rows", "at long", "n int, s struct<a:int>, m int"), parts=Parts.WHOLE)
+    more = layout("", table("rows", "at long", "n int, s struct<a:int>, m int"), parts=Parts())
     with pytest.raises(IncompatibleStateError, match=r"drop_state=\('op',\)"):
         match_state(stored, more).check("op", 7)
 

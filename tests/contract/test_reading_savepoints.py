@@ -27,6 +27,7 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, state_schema, stored_aggregates
 from penstock.operators.join_spec import MATCHED, PLACE
 from penstock.operators.timers import EVENT_TIME, timer_table
+from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import columns_of
@@ -38,7 +39,7 @@ from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, encode, read_manifest
 from penstock.savepoint.stored_rows import owning
 from penstock.savepoint.tables import read_table, table_folder, write_table
-from penstock.savepoint.views import ROW, View, stored_view, views_of, whole_keys
+from penstock.savepoint.views import stored_view, views_of
 from penstock.state.backends.base import VALUES, StateLayout, TableLayout
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.sorted_file import numbered_schema

@@ -16,19 +16,20 @@ from penstock.engine.start import Start, start_run
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
+from penstock.operators.states import DECLARED_STATES
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.state_migration import RestoredSubtask
 from penstock.state.backends import backend_named
-from penstock.state.backends.base import Parts, StateLayout
+from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage
 from penstock.testing.virtual import VirtualClock
 
 
 def layout(key: pa.DataType) -> StateLayout:
-    return StateLayout(pa.schema([("k", key)]), pa.schema([("n", pa.int64())]), parts=Parts.STATES)
+    return StateLayout(pa.schema([("k", key)]), pa.schema([("n", pa.int64())]), parts=DECLARED_STATES)
 
 
 STORED = layout(pa.string())
@@ -127,7 +128,7 @@ def test_what_comes_before_the_claim_comes_behind_what_is_refused(tmp_path: Path
 def test_a_run_is_alive_while_it_takes_state_over(tmp_path: Path) -> None:
     """State in another form is written anew, all of it: nobody else is to take the job over meanwhile."""
     checkpointed(LocalStorage(tmp_path / "storage"))
-    wider = StateLayout(STORED.key, pa.schema([("m", pa.int64()), ("n", pa.int64())]), parts=Parts.STATES)
+    wider = StateLayout(STORED.key, pa.schema([("m", pa.int64()), ("n", pa.int64())]), parts=DECLARED_STATES)
     alive, seen = [False], list[bool]()
 
     @contextmanager

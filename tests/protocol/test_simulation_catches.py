@@ -32,14 +32,14 @@ from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, reading, run, sink_writer
-from penstock.engine.operator_task import ProcessTask
 from penstock.engine.reading import Reading
 from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
 from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
-from penstock.operators import keyed_process
+from penstock.operators.process import keyed
+from penstock.operators.process.task import ProcessTask
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
@@ -572,7 +572,7 @@ BAD: dict[str, Any] = {
 
 @mutation(**BAD)
 def keep_the_state_of_a_call_that_raised(patch: Patch) -> None:
-    patch.setattr(keyed_process.Cells, "undo", lambda self, index: None)
+    patch.setattr(keyed.Cells, "undo", lambda self, index: None)
 
 
 @mutation(**BAD)
@@ -598,7 +598,7 @@ TIMED: dict[str, Any] = {"mode": Mode.EXACTLY_ONCE, "timers": True, "interventio
 
 @mutation(2, **TIMED)
 def wait_for_a_moment_that_is_too_late(patch: Patch) -> None:
-    patch.setattr(ProcessTask, "due", lambda self, state: Due(10**15, 10**16))
+    patch.setattr(ProcessTask, "due", lambda self: Due(10**15, 10**16))
 
 
 @mutation(**TIMED)

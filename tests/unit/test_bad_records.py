@@ -24,9 +24,9 @@ from penstock.graph import Graph, Output, Source, Transform
 from penstock.ids import CheckpointId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.grouping import null_keys
-from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.states import ValueState
-from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.sinks.two_phase_commit import TransactionContext
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])

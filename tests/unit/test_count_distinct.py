@@ -20,8 +20,8 @@ from penstock.operators import run_aggregate as run_module
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, output_schema, partial_name
 from penstock.operators.clock import OperatorClock
 from penstock.operators.distinct_values import WHOSE, aggregate_layout, counting_distinct, value_names
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_to_live import TimeToLive

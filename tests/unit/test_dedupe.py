@@ -20,7 +20,7 @@ from penstock.operators import dedupe as dedupe_module
 from penstock.operators import stored_rows as stored_module
 from penstock.operators.clock import OperatorClock
 from penstock.operators.dedupe import DedupeSpec, first_apart, run_dedupe
-from penstock.operators.keyed_process import Context
+from penstock.operators.process.keyed import Context
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Timed
 from penstock.operators.times_of_rows import judged_by_time

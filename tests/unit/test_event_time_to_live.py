@@ -29,12 +29,12 @@ from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.distinct_values import aggregate_layout
 from penstock.operators.inputs import TaskRows
-from penstock.operators.keyed_process import Context
 from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import RESULTS
+from penstock.operators.process.co import TIME, in_one_table
+from penstock.operators.process.keyed import Context
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
-from penstock.operators.two_input_rows import TIME, in_one_table
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema

@@ -12,9 +12,9 @@ import pytest
 import penstock as ps
 from builders.operator_harness import OperatorHarness
 from penstock.errors import BadRecordError
-from penstock.operators import run_process
 from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, blamed_on, failed_call
-from penstock.operators.keyed_process import Context, bind
+from penstock.operators.process import run_keyed
+from penstock.operators.process.keyed import Context, bind
 from penstock.operators.rows import Rows, RowTable
 from penstock.places import Place, without_secrets
 
@@ -145,7 +145,7 @@ def test_what_a_key_yields_or_stores_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int, wrong: Wrong
 ) -> None:
     """Results are looked at for many keys at once: the key is found, its first row, and the function that made them."""
-    monkeypatch.setattr(run_process, "OUTPUT_ROWS", rows_at_once)
+    monkeypatch.setattr(run_keyed, "OUTPUT_ROWS", rows_at_once)
     harness = OperatorHarness(tmp_path, ["k"], pa.schema([("k", pa.string()), ("n", pa.int64())]))
     keys = [f"k{number % 10}" for number in range(20)]
     with pytest.raises(BadRecordError) as raised, blamed_on(wrong.process):

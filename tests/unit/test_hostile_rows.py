@@ -34,9 +34,9 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
 from penstock.operators.join_spec import How, InputColumns, JoinSpec
-from penstock.operators.keyed_process import Context
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.outputs import BAD, RESULTS, untagged
+from penstock.operators.process.keyed import Context
 from penstock.operators.python_values import python_values
 from penstock.operators.run_join import run_join
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows

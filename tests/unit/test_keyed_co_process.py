@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
-from penstock.operators.two_input_rows import in_one_table
+from penstock.operators.process.co import in_one_table
 from penstock.state.types import arrow_schema
 from services.tiers import share
 

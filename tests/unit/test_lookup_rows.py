@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import lookup_rows
 from penstock.operators.join_spec import InputColumns
-from penstock.operators.keyed_process import Context
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema

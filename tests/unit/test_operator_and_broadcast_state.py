@@ -18,7 +18,7 @@ from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.operators.failed_call import failed_call
 from penstock.operators.pieces import PieceLimits
-from penstock.operators.run_unkeyed import run_unkeyed
+from penstock.operators.process.unkeyed import run_unkeyed
 from penstock.state.types import arrow_schema
 from services.tiers import share
 

@@ -17,7 +17,7 @@ from penstock.operators.aggregates import AggregateSpec, Kind, Partial
 from penstock.operators.distinct_values import aggregate_layout
 from penstock.operators.row_order import parse_orders
 from penstock.operators.states import StateAssignedError
-from penstock.spark.compiled_kinds import check_names
+from penstock.spark.operators.process import check_broadcast_names
 from penstock.streams import Stream
 
 SOURCE: Any = Source("in", None, None)  # type: ignore[arg-type]  # nobody looks into it
@@ -71,7 +71,7 @@ def test_a_key_with_the_name_of_the_stamp() -> None:
 def test_two_columns_of_one_name_on_a_broadcast_side() -> None:
     """They could not be told apart."""
     with pytest.raises(ConfigError, match="two columns called 'a'"):
-        check_names("fraud", ["a", "b", "a"])
+        check_broadcast_names("fraud", ["a", "b", "a"])
 
 
 def test_an_assignment_to_state_is_about_no_row() -> None:

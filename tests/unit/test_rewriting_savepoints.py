@@ -12,11 +12,12 @@ from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeR
 from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial
 from penstock.operators.count_windows import CountSpec
+from penstock.operators.distinct_values import AGGREGATES
 from penstock.operators.window_kinds import CountWindows
 from penstock.recovery.lifetimes import columns_of, stored_layout
 from penstock.spark.savepoint_rewriting import moved_to, renamed_time
 from penstock.spark.savepoint_rows import OperatorRows
-from penstock.state.backends.base import Parts, StateLayout
+from penstock.state.backends.base import StateLayout
 
 KAFKA = '{"views":{"0":100,"1":100}}'
 FILES = '{"logOffset":3}'
@@ -84,5 +85,5 @@ def test_windows_by_a_number_of_rows_are_not_written() -> None:
     layout = CountSpec(KEY, CountWindows(5), (COUNTED,)).layout()
     for kind in (layout, stored_layout(columns_of(layout))):
         assert OperatorRows("fives", kind, 128).states == []
-    plain = StateLayout(KEY, pa.schema([("__n_sum", pa.int64())]), parts=Parts.AGGREGATES)
+    plain = StateLayout(KEY, pa.schema([("__n_sum", pa.int64())]), parts=AGGREGATES)
     assert OperatorRows("views", plain, 128).states == ["n"]

@@ -41,10 +41,10 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.count_windows import CountSpec, run_count_windows
 from penstock.operators.distinct_sets import in_order, set_sizes, set_type, united
 from penstock.operators.distinct_values import WHOSE, value_names, with_sets
-from penstock.operators.keyed_process import Context
 from penstock.operators.late_panes import ABSURD, LATE
 from penstock.operators.picked_values import picked_type
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.window_aggregate import PANE, WindowSpec
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows

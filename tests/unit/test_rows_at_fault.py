@@ -22,12 +22,12 @@ from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import tolerates
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators import tolerant_process
 from penstock.operators.bad_records import LETTER, BadRecords
-from penstock.operators.run_process import OUTPUT_ROWS
+from penstock.operators.process import run_tolerant
+from penstock.operators.process.co import in_one_table
+from penstock.operators.process.run_keyed import OUTPUT_ROWS
+from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.timers import microseconds
-from penstock.operators.tolerant_process import run_process_tolerantly
-from penstock.operators.two_input_rows import in_one_table
 from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int32())])
@@ -204,8 +204,8 @@ def test_the_row_and_its_reason_are_told(tmp_path: Path) -> None:
 
 def test_looking_for_rows_at_fault_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When too many rows were tried, all rows of a key that fails are bad, and say that it was another one."""
-    monkeypatch.setattr(tolerant_process, "TRIED_ROWS", 0)
-    monkeypatch.setattr(tolerant_process, "TRIED_TIMES", 0)
+    monkeypatch.setattr(run_tolerant, "TRIED_ROWS", 0)
+    monkeypatch.setattr(run_tolerant, "TRIED_TIMES", 0)
     harness = TolerantHarness(tmp_path)
     assert harness.process(OneByOne(), table([("a", 1), ("a", -2), ("b", 1)])) == [{"k": "b", "n": 1}]
     first, second = pa.Table.from_batches(harness.bad.letters(), LETTER).to_pylist()
@@ -230,7 +230,7 @@ def test_many_bad_rows_of_one_key_are_found_quickly(tmp_path: Path, *, good_firs
     values = [1] * 3000 + [-1] * 3000
     harness = TolerantHarness(tmp_path)
     results = harness.process(Counting(), table([("a", v) for v in (values if good_first else values[::-1])]))
-    limit = tolerant_process.TRIED_ROWS + tolerant_process.TRIED_TIMES * len(values)
+    limit = run_tolerant.TRIED_ROWS + run_tolerant.TRIED_TIMES * len(values)
     assert Counting.given <= limit + 5 * len(values)
     assert len(results) == (0 if good_first else 3000)
     assert harness.bad.count == (6000 if good_first else 3000)

@@ -21,18 +21,19 @@ from builders.sink_double import RefusingSink
 from penstock.engine.dead_letters import tolerates
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
-from penstock.graph import Graph, Output, Process, Side, Source, Transform
+from penstock.graph import Graph, Output, Side, Source, Transform
 from penstock.keyed_streams import KeyedStream
-from penstock.operators import run_process as run_process_module
-from penstock.operators import tolerant_process
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.failed_call import failed_call
-from penstock.operators.keyed_process import Context
 from penstock.operators.outputs import BAD, RESULTS, side_tags, tagged, untagged
-from penstock.operators.run_batch_process import SideColumns, run_batch_process
-from penstock.operators.run_process import run_process
+from penstock.operators.process import run_keyed as run_process_module
+from penstock.operators.process import run_tolerant
+from penstock.operators.process.keyed import Context
+from penstock.operators.process.operator import ProcessOperator
+from penstock.operators.process.run_columns import SideColumns, run_batch_process
+from penstock.operators.process.run_keyed import run_process
+from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.side_outputs import SideRows, declared_sides
-from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.streams import Stream
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -214,7 +215,7 @@ def test_a_side_output_of_dead_letters_is_no_dead_letter():
     """What own code makes of bad rows are rows like any other, with the setting of the job."""
     made = Graph(on_bad_record=ps.config.OnBadRecord.SKIP)
     letters = BadRecordsNode(Output("out", SOURCE, SINK))
-    sorting = Process("sort", letters, ("operator",), Alerting(), "k string, n long", OUTPUT, ())
+    sorting = ProcessOperator("sort", letters, ("operator",), Alerting(), OUTPUT)
     side = Transform(Side(sorting, "alerts"), lambda frame: frame)
     assert made.policy(Output("sorted", side, SINK)) is ps.config.OnBadRecord.SKIP
     assert made.policy(Output("all", letters, SINK)) is ps.config.OnBadRecord.FAIL
@@ -327,7 +328,7 @@ def test_nothing_is_emitted_after_the_calls(tmp_path, tolerant):
 @pytest.mark.parametrize("tolerant", [False, True])
 def test_many_rows_are_encoded_in_parts(tmp_path, monkeypatch, tolerant):
     """However many are emitted, also by one call and without any result, all of them are there."""
-    for module in (run_process_module, tolerant_process):
+    for module in (run_process_module, run_tolerant):
         monkeypatch.setattr(module, "OUTPUT_ROWS", 4)
 
     class Flood(Alerting):

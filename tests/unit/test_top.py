@@ -18,8 +18,8 @@ import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import table_rows, top_rows, top_values, wide_columns
 from penstock.operators import top as run_module
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, parse_orders
 from penstock.operators.table_rows import PieceRows, Portion
 from penstock.operators.top import TopSpec, run_top

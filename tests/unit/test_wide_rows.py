@@ -18,10 +18,10 @@ from penstock.operators import join_rows, late_rows, lookup_rows, run_join, wind
 from penstock.operators.arriving_rows import arriving
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join_spec import How, InputColumns, JoinSpec
-from penstock.operators.keyed_process import Context
 from penstock.operators.late_rows import LateRows
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.window_calls import WindowCode, WindowRows

@@ -26,10 +26,10 @@ from penstock.operators.outputs import RESULTS
 from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
+from penstock.operators.views import TimestampColumn
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_kinds import CountWindows, SessionWindows
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.savepoint.views import TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US

@@ -12,9 +12,10 @@ import pytest
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.operator_task import ProcessTask
+from penstock.engine.subtask import Subtask
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId
+from penstock.operators.process.task import ProcessSpec
 from penstock.recovery.state_migration import StateMigration
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
@@ -63,7 +64,7 @@ def batch(here: RunPlace, number: int, before: StateHandle | None = None) -> Ope
     told: list[object] = []
     executor = VirtualExecutor(number, 0, Worker(), SYSTEM_CLOCK, told.append)
     operator = Counting(random.Random(0), once=False)
-    task = ProcessTask(UID, tuple(KEY.names), LAYOUT, plan, executor, OnBadRecord.FAIL, operator, OUTPUT)
+    task = Subtask(UID, ProcessSpec(operator, KEY, OUTPUT), plan, executor, OnBadRecord.FAIL)
     list(task(as_rows([Item("key-1", ("0:1",))], here.max_parallelism)))
     (answer,) = executor.answers
     assert isinstance(answer, OperatorAnswer)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from penstock.cli.console import table_console
 from penstock.cli.job_lookup import is_job, open_job
+from penstock.operators.views import ROW, View
 from penstock.progress_display import show_progress
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, StateDifference, compare
 from penstock.savepoint.contents import (
@@ -23,7 +24,6 @@ from penstock.savepoint.contents import (
     newest_contents,
     savepoint_contents,
 )
-from penstock.savepoint.views import ROW, View
 from penstock.state.backends.base import VALUES
 from penstock.state.types import spark_type
 from penstock.storage import open_storage

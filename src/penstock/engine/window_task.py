@@ -19,10 +19,10 @@ from penstock.operators.count_windows import CountSpec, run_count_windows
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import TaskRows
-from penstock.operators.keyed_process import Context
 from penstock.operators.late_panes import ABSURD, refused, without_late_rows
 from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.process.keyed import Context
 from penstock.operators.session_aggregate import SessionRun, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn

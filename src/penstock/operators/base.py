@@ -28,6 +28,7 @@ from penstock.operators.outputs import Outputs, Tags
 from penstock.operators.row_order import Order
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn
+from penstock.operators.views import StoredTable, TableView
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
@@ -224,6 +225,14 @@ class Spec(ABC):
     def sides(self) -> Tags:
         """The columns of the side outputs that are read, by tag."""
         return {}
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:  # noqa: ARG003
+        """What a user sees of a stored table, if it is one of this operator's. A table that no spec knows is shown as it is stored.
+
+        It is recognised by its names: what is stored does not say which operator wrote it, and must be read without the job.
+        """
+        return None
 
 
 # ── what runs in a subtask ─────────────────────────────────────────────────────────────────────────

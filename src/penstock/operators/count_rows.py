@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from penstock.operators.count_windows import Filled, size_name
 from penstock.operators.grouping import group_rows
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
+from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.window_calls import WindowCode, WindowRows

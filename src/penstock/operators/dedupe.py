@@ -26,6 +26,7 @@ from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Numbers, Timed, in_range
 from penstock.operators.times_of_rows import judged_by_time
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.backends.equality import Flags
@@ -111,6 +112,13 @@ class DedupeSpec(Spec):
     def output(self) -> pa.Schema:
         """The columns of the stream."""
         return self.columns
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """For each value the moments at which a row has passed."""
+        if table.names != [_TIME.name]:
+            return None
+        return TableView(table.name, "moments", (TimestampColumn("at", _TIME.name),))
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InternalError
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, state_schema
+from penstock.operators.aggregates import AggregateSpec, Kind, Partial, aggregate_of, state_schema
 from penstock.operators.distinct_sets import set_type
 from penstock.operators.grouping import Grouped
 from penstock.operators.pieces import Piece
@@ -64,6 +64,34 @@ def value_names(spec: AggregateSpec) -> list[str]:
     return [f"__{spec.name}_distinct_{at}" for at in range(len(spec.distinct))]
 
 
+class AggregateParts(Parts):
+    """Each column and each table belongs to an aggregate, by its name."""
+
+    divisible = True
+
+    def of_column(self, column: str) -> str:
+        """The aggregate whose partial result, or whose life of values, it has."""
+        aggregate = aggregate_of(column)
+        return (life_of(column) if aggregate is None else aggregate[0]) or column
+
+    def of_table(self, table: str) -> str:
+        """The aggregate whose distinct values it has."""
+        return distinct_aggregate_of(table) or table
+
+    def first_value(self, column: str) -> object | None:
+        """A key that is known has a count, be it 0."""
+        aggregate = aggregate_of(column)
+        return 0 if aggregate is not None and aggregate[1] in (Kind.COUNT, Kind.COUNT_DISTINCT) else None
+
+    def column_words(self, column: str) -> str:
+        """Whether it is the sum or the count of an average."""
+        aggregate = aggregate_of(column)
+        return "" if aggregate is None else str(aggregate[1])
+
+
+AGGREGATES = AggregateParts()
+
+
 def aggregate_layout(
     specs: Sequence[AggregateSpec], key: pa.Schema, ttl: TimeToLive | None = None
 ) -> StateLayout:
@@ -78,7 +106,7 @@ def aggregate_layout(
                 column=lifetime.stamp,
             )
     tables = tuple(_table(spec, key, mortal) for spec in distinct)
-    return StateLayout(key, with_stamps(value, mortal), tables, mortal, Parts.AGGREGATES)
+    return StateLayout(key, with_stamps(value, mortal), tables, mortal, AGGREGATES)
 
 
 def _table(spec: AggregateSpec, key: pa.Schema, mortal: Sequence[Lifetime] = ()) -> TableLayout:

@@ -14,10 +14,10 @@ from typing import Any
 
 from penstock.errors import BadRecordError, PenstockError
 from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.batch_process import BatchProcess
 from penstock.operators.cells import Cell
-from penstock.operators.keyed_process import Context, KeyedProcess
-from penstock.operators.process import Process
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.unkeyed import Process
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.states import StateAssignedError, declared_state
 from penstock.operators.timers import Timer

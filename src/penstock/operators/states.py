@@ -29,7 +29,7 @@ from penstock.operators.stored_form import StoredForm
 from penstock.operators.table_cells import TableCell
 from penstock.operators.table_rows import PieceRows
 from penstock.operators.time_to_live import TTL, time_to_live
-from penstock.operators.timers import timer_tables
+from penstock.operators.timers import is_timer_table, timer_tables
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.declared import type_ddl
 from penstock.state.keys import KeyBatch
@@ -250,7 +250,29 @@ def state_layout(operator: object, key: pa.Schema) -> StateLayout:
                 "rename the column",
                 column=lifetime.stamp,
             )
-    return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes, Parts.STATES)
+    return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes, DECLARED_STATES)
+
+
+TIMERS = "timers"
+"""What the timers of an operator are called among its states."""
+
+
+class DeclaredStates(Parts):
+    """Each column and each table is a state of own code, by its name. What is missing reads as if it had never been set."""
+
+    divisible = True
+    may_begin_empty = True
+
+    def of_table(self, table: str) -> str:
+        """Timers in event time and by the clock are one part."""
+        return TIMERS if is_timer_table(table) else table
+
+    def table_words(self, table: str) -> str:
+        """A table of timers says by which time they fire."""
+        return table.strip("_").replace("_", " ") if is_timer_table(table) else ""
+
+
+DECLARED_STATES = DeclaredStates()
 
 
 def column_lifetimes(operator: object) -> tuple[Lifetime, ...]:

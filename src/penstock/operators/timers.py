@@ -19,9 +19,9 @@ from penstock.state.lifetimes import LONG_AGO_US, Lifetime, Measure
 from penstock.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.operators.batch_process import BatchKeys, BatchTimers
-    from penstock.operators.batch_state import BatchState
-    from penstock.operators.keyed_process import Context
+    from penstock.operators.process.column_state import BatchState
+    from penstock.operators.process.columns import BatchKeys, BatchTimers
+    from penstock.operators.process.keyed import Context
 
 EVENT_TIME, CLOCK = KINDS = ("event_time", "clock")
 """What a timer goes by, in the order in which those of a key fire."""

@@ -22,6 +22,7 @@ from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.table_rows import PieceRows
 from penstock.operators.top_rows import PLACE, NewRows, Ranked, update_top
 from penstock.operators.top_values import update_top_of_values
+from penstock.operators.views import StoredTable, TableView, plain
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.sizes import in_batches
 
@@ -127,6 +128,15 @@ class TopSpec(Spec):
         identity, value = pa.schema([*key, *kept[: len(self.of)]]), pa.schema(kept[len(self.of) :])
         names = (f"rows of {', '.join(self.of)}", f"{said} of {', '.join(self.of)}")
         return StateLayout(key, pa.schema([]), tuple(TableLayout(name, identity, value) for name in names))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The first rows, and with `of` all rows that count."""
+        word = next((word for word in ("top", "rows") if table.name.startswith(f"{word} ")), None)
+        if word is None:
+            return None
+        own = plain(field for field in table.own if field.name != PLACE.name)
+        return TableView(word, "rows", own, table.value)
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

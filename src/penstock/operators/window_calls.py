@@ -13,11 +13,9 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.given_rows import copy_emitted
 from penstock.operators.grouping import Grouped
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.python_values import as_moments, python_values
-from penstock.operators.rows import Rows, RowTable
-from penstock.operators.run_process import (
+from penstock.operators.process.keyed import Context
+from penstock.operators.process.run_keyed import (
     OUTPUT_ROWS,
     not_iterable,
     python_keys,
@@ -25,6 +23,8 @@ from penstock.operators.run_process import (
     to_table,
     yielded,
 )
+from penstock.operators.python_values import as_moments, python_values
+from penstock.operators.rows import Rows, RowTable
 from penstock.operators.window_kinds import Numbers
 from penstock.operators.window_process import TimeWindow, WindowProcess
 from penstock.state.keys import KeyBatch

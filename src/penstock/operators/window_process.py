@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from penstock.operators.keyed_process import Context, Output
+from penstock.operators.process.keyed import Context, Output
 from penstock.operators.rows import Rows
 
 

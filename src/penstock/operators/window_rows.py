@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import equal_rows
-from penstock.operators.keyed_process import Context
+from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, order_keys
 from penstock.operators.row_times import RowTimes
 from penstock.operators.time_column import TimeColumn

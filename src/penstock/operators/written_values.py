@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
-from penstock.operators.keyed_process import Cells, KeyedProcess
+from penstock.operators.process.keyed import Cells, KeyedProcess
 from penstock.operators.states import value_schema
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch

@@ -17,16 +17,10 @@ import pyarrow as pa
 
 from penstock import start_options
 from penstock.errors import IncompatibleStateError
-from penstock.operators.aggregates import Kind, aggregate_of
-from penstock.operators.distinct_values import distinct_aggregate_of, life_of
-from penstock.operators.timers import is_timer_table
 from penstock.state.backends.base import VALUES, OnRescale, Parts, StateLayout, TableLayout
 from penstock.state.conversions import Conversion, Kept, conversion
 from penstock.state.rewriting import StateChange, TableChange
 from penstock.state.types import spark_type
-
-TIMERS = "timers"
-"""What the timers of an operator are called among its states."""
 
 Form = tuple[object, ...]
 
@@ -99,7 +93,7 @@ def match_state(stored: StateLayout, wanted: StateLayout, allowed: Collection[st
 
 def states_of(layout: StateLayout, parts: Parts) -> set[str]:
     """The names by which states of an operator may be allowed to be lost."""
-    return set() if parts is Parts.WHOLE else set(_by_state(layout, parts))
+    return set(_by_state(layout, parts)) if parts.divisible else set()
 
 
 Member: TypeAlias = "pa.Field | TableLayout"
@@ -113,23 +107,10 @@ def _by_state(layout: StateLayout, parts: Parts) -> dict[str, dict[tuple[bool, s
     columns = list(layout.by_name[VALUES].visible)
     found: dict[str, dict[tuple[bool, str], Member]] = {}
     for column in columns:
-        found.setdefault(_state_of_column(column.name, parts), {})[False, column.name] = column
+        found.setdefault(parts.of_column(column.name), {})[False, column.name] = column
     for table in layout.tables:
-        found.setdefault(_state_of_table(table.name, parts), {})[True, table.name] = table
+        found.setdefault(parts.of_table(table.name), {})[True, table.name] = table
     return found
-
-
-def _state_of_column(column: str, parts: Parts) -> str:
-    if parts is not Parts.AGGREGATES:
-        return column
-    aggregate = aggregate_of(column)
-    return (life_of(column) if aggregate is None else aggregate[0]) or column
-
-
-def _state_of_table(table: str, parts: Parts) -> str:
-    if parts is Parts.STATES and is_timer_table(table):
-        return TIMERS
-    return (distinct_aggregate_of(table) if parts is Parts.AGGREGATES else None) or table
 
 
 @dataclass
@@ -164,13 +145,13 @@ class _Comparison:
         self.key = found or {}
 
     def _compare(self, name: str, stored: _Members, wanted: _Members) -> None:
-        before, now = (_described(name, members) for members in (stored, wanted))
+        before, now = (_described(name, members, self.wanted.parts) for members in (stored, wanted))
         if stored.keys() == wanted.keys() and self._goes_along(stored, wanted):
             if before != now:
                 self._add(name, before, now, Compatibility.FINE, "goes along")
-        elif self.wanted.parts is Parts.WHOLE:
+        elif not self.wanted.parts.divisible:
             self._add(name, before, now, Compatibility.IMPOSSIBLE, _what_is_wrong(before, now))
-        elif self.wanted.parts is Parts.STATES and not stored:
+        elif self.wanted.parts.may_begin_empty and not stored:
             self._add(name, before, now, Compatibility.FINE, "new, begins empty")
         elif name in self.allowed:
             self._add(name, before, now, Compatibility.FINE, "begins anew" if wanted else "dropped")
@@ -225,7 +206,7 @@ class _Comparison:
                 TableChange(
                     now,
                     {**self.key, **self.columns, **_stamps(before, now, self.columns)},
-                    _first_values(now, self.columns),
+                    _first_values(now, self.columns, self.wanted.parts),
                     loses_columns=bool(set(before.visible.names) - set(self.columns)),
                 ),
             )
@@ -255,11 +236,10 @@ def _stamps(stored: TableLayout, wanted: TableLayout, carried: Collection[str]) 
     }
 
 
-def _first_values(values: TableLayout, carried: Collection[str]) -> dict[str, object]:
-    """A key that is known has a count, be it 0."""
-    counts = (Kind.COUNT, Kind.COUNT_DISTINCT)
-    found = {name: aggregate_of(name) for name in values.visible.names if name not in carried}
-    return {name: 0 for name, one in found.items() if one is not None and one[1] in counts}
+def _first_values(values: TableLayout, carried: Collection[str], parts: Parts) -> dict[str, object]:
+    """What keys that are known have in columns that are new."""
+    found = {name: parts.first_value(name) for name in values.visible.names if name not in carried}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _form(layout: StateLayout) -> Form:
@@ -283,21 +263,18 @@ def _what_is_wrong(stored: str, wanted: str) -> str:
     return "its values cannot become these" if wanted else "gone"
 
 
-def _described(state: str, members: _Members) -> str:
-    return ", ".join(_member(state, one, alone=len(members) == 1) for one in members.values())
+def _described(state: str, members: _Members, parts: Parts) -> str:
+    return ", ".join(_member(state, one, parts, alone=len(members) == 1) for one in members.values())
 
 
-def _member(state: str, member: Member, *, alone: bool) -> str:
+def _member(state: str, member: Member, parts: Parts, *, alone: bool) -> str:
     if isinstance(member, TableLayout):
-        return _table(state, member)
-    aggregate = aggregate_of(member.name)
-    kind = spark_type(member.type)
-    return kind if alone or aggregate is None else f"{aggregate[1]} {kind}"
+        return parts.table_words(member.name) or _table(state, member)
+    words, kind = parts.column_words(member.name), spark_type(member.type)
+    return kind if alone or not words else f"{words} {kind}"
 
 
 def _table(state: str, table: TableLayout) -> str:
-    if is_timer_table(table.name):
-        return table.name.strip("_").replace("_", " ")
     last, values = table.identity.field(-1), [spark_type(one.type) for one in table.visible]
     if len(values) == 1 and last.name == f"{state}_key":
         return f"map<{spark_type(last.type)},{values[0]}>"

@@ -23,9 +23,9 @@ import pyarrow as pa
 from penstock.operators.aggregates import Kind, aggregate_of
 from penstock.operators.distinct_sets import in_order
 from penstock.operators.grouping import equal_rows
+from penstock.operators.views import ROW, Shown, View
 from penstock.progress import each
 from penstock.savepoint.contents import Contents, OperatorContents
-from penstock.savepoint.views import ROW, Shown, View
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
 from penstock.state.types import spark_type

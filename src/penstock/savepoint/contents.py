@@ -16,6 +16,7 @@ from penstock.checkpoint.metadata import name_of
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
+from penstock.operators.views import View
 from penstock.operators.window_kinds import size_of_tumbling
 from penstock.operators.window_tables import LAST
 from penstock.ownership.claim import JOB_FILE
@@ -25,7 +26,7 @@ from penstock.recovery.history import choose
 from penstock.recovery.lifetimes import stored_layout
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, read_manifest
 from penstock.savepoint.stored_rows import CheckpointedPart, Part, SavedPart, StoredSubtask
-from penstock.savepoint.views import View, find_view, stored_view, views_of
+from penstock.savepoint.views import find_view, stored_view, views_of
 from penstock.storage import Storage, open_storage
 from penstock.wording import counted, did_you_mean, size
 

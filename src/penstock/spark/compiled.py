@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from penstock.config import Mode
 from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
-from penstock.graph import BadRecords, Graph, Late, Process, Side, Source, Transform, Union
+from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Union
 from penstock.job_spec import JobSpec
 from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Node, Operator
@@ -30,7 +30,6 @@ from penstock.spark.compiled_kinds import (
     compiled_aggregate,
     compiled_join,
     compiled_lookup,
-    compiled_process,
 )
 from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
@@ -242,8 +241,6 @@ class _Compiler:
         match node:
             case Aggregate():
                 found = compiled_aggregate(node, given)
-            case Process():
-                found = compiled_process(node, given)
             case Window():
                 window = compile_window(node, given.frame, given.key)
                 late = not gives_late_rows_itself(node)

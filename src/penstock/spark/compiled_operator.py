@@ -13,7 +13,6 @@ from penstock.errors import InternalError
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
-from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.distinct_values import DistinctValues
 from penstock.spark.joins import CompiledJoin, CompiledLookup
 from penstock.spark.operator_times import OperatorTimes
@@ -32,9 +31,6 @@ class FormerOperator(CompiledOperator):
     specs: tuple[AggregateSpec, ...] = ()
     partials: tuple[Column, ...] = ()
     distinct: tuple[DistinctValues, ...] = ()
-    sides: tuple[str, ...] = ()
-    """The side outputs that are read."""
-    broadcast: BroadcastSide | None = None
     window: CompiledWindow | None = None
     second: SecondColumns | None = None
     """The columns of its second input."""

@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructF
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import AggregateTask
 from penstock.engine.assignment import Assignment
-from penstock.engine.operator_task import OperatorTask, ProcessTask
+from penstock.engine.operator_task import OperatorTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import Subtask
 from penstock.engine.two_input_tasks import JoinTask, LookupTask
@@ -21,7 +21,6 @@ from penstock.graph import (
     BadRecords,
     Late,
     Output,
-    Process,
     Side,
     Source,
     Transform,
@@ -34,7 +33,7 @@ from penstock.operators.join import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
 from penstock.operators.window import Window
-from penstock.spark.broadcast import every_subtask, in_order
+from penstock.spark.broadcast import every_subtask
 from penstock.spark.compiled import Compiled
 from penstock.spark.compiled_operator import FormerOperator, known
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
@@ -270,16 +269,11 @@ class BatchFrames:
             keys = window.placed_by
             return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
         rows = frame.withColumn(SORT_KEY, batch.sort_key(node.keys))
-        orders = [in_order(order) for order in (node.order_by if isinstance(node, Process) else ())]
         second = node.second_input
-        if second is not None:
-            columns = known(operator.second)
-            rows = columns.beside(rows, batch.second(second), batch.sort_key)
-            orders += columns.order_by
-        if isinstance(node, Process) and node.broadcast is not None and operator.broadcast is not None:
-            side = batch.frame_of(node.broadcast.upstream)
-            rows = operator.broadcast.beside(rows, side, batch.every_subtask())
-        return TaskFrame(rows, tuple(orders))
+        if second is None:
+            return TaskFrame(rows)
+        columns = known(operator.second)
+        return TaskFrame(columns.beside(rows, batch.second(second), batch.sort_key), columns.order_by)
 
     def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
         """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
@@ -305,20 +299,6 @@ class BatchFrames:
         node, policy, late = operator.node, operator.on_bad_record, operator.outputs.late_schema(LEFT)
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         match node:
-            case Process():
-                columns = None if operator.broadcast is None else operator.broadcast.names
-                right = None if operator.second is None else operator.second.as_input
-                return ProcessTask(
-                    *common,
-                    node.operator,
-                    node.output,
-                    operator.sides,
-                    columns,
-                    late=late,
-                    right=right,
-                    event_time=operator.times.column,
-                    has_event_time=operator.times.has_event_time,
-                )
             case Window():
                 return operator.compiled_window.task(common, late)
             case Join():

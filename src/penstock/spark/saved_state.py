@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.ids import checked_name
+from penstock.operators.views import View
 from penstock.savepoint.contents import (
     Contents,
     OperatorContents,
@@ -31,7 +32,6 @@ from penstock.savepoint.contents import (
     savepoint_contents,
 )
 from penstock.savepoint.stored_rows import Part, owning
-from penstock.savepoint.views import View
 from penstock.spark.key_columns import float_keys, normalised, quoted, sort_key
 from penstock.state.keys import SORT_KEY, SortKeys
 from penstock.storage import open_job_storage

@@ -310,7 +310,7 @@ def joined(parts: Sequence[DataFrame], table: OperatorTable, of: Parts) -> DataF
     whatever is in it.
     """
     rows = reduce(lambda one, other: one.join(other, on=table.identity, how="outer"), parts)
-    return rows if of is Parts.WHOLE else rows.where(has_values(rows, table))
+    return rows.where(has_values(rows, table)) if of.divisible else rows
 
 
 def has_values(rows: DataFrame, table: OperatorTable) -> Column:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -11,11 +12,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
+from penstock.errors import ConfigError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import EVERYTHING
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
+from penstock.operators.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.key_columns import check_keys, float_keys, with_key
 from penstock.spark.tagged_rows import Beside
@@ -167,14 +170,32 @@ def shown_schema(frame: DataFrame) -> StructType:
     return frame.drop(EVERYTHING).schema
 
 
-def compiled(given: OperatorInput, spec: Spec, result: StructType) -> CompiledOperator:
-    """An operator whose rows go to its tasks as they are."""
-    return CompiledOperator(
+def compiled(
+    given: OperatorInput,
+    spec: Spec,
+    result: StructType,
+    kind: Callable[..., CompiledOperator] = CompiledOperator,
+    *,
+    late: bool = True,
+    **own: Any,
+) -> CompiledOperator:
+    """An operator with its types; `own` are the fields of its kind. `late`: whether its tasks, and not Spark, find late rows."""
+    return kind(
         given.node,
         spec,
         result,
-        given.outputs(),
+        given.outputs(late=late),
         given.on_bad_record,
         given.float_keys,
         shown_schema(given.frame),
+        **own,
     )
+
+
+def check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
+    """Refuse an order by columns that are not there."""
+    missing = [order.column for order in order_by if order.column not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
+        )

@@ -12,15 +12,18 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigError
 from penstock.operators.base import Operator
 from penstock.operators.dedupe import Dedupe
+from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.top import Top
 from penstock.spark.operators.base import CompiledOperator, OperatorInput
 from penstock.spark.operators.dedupe import compile_dedupe
+from penstock.spark.operators.process import compile_process
 from penstock.spark.operators.top import compile_top
 
 _O = TypeVar("_O", bound=Operator)
 
 _COMPILES: dict[type[Operator], Callable[[Any, OperatorInput], CompiledOperator]] = {
     Dedupe: compile_dedupe,
+    ProcessOperator: compile_process,
     Top: compile_top,
 }
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,15 +44,40 @@ class OnRescale(enum.Enum):
     """Everyone has the same rows already; a new subtask gets those of one former."""
 
 
-class Parts(enum.Enum):
-    """Of what the state of an operator consists, for whoever changes the operator."""
+@dataclass(frozen=True)
+class Parts:
+    """What may change in the state of an operator from one version of the job to the next. Here: nothing, it is one whole.
 
-    WHOLE = "whole"
-    """It has no parts: none may be added, and none taken away."""
-    STATES = "states"
-    """Each column and each table is a state of own code, by its name. What is missing reads as if it had never been set."""
-    AGGREGATES = "aggregates"
-    """Each column and each table belongs to an aggregate, by its name."""
+    A subclass divides the state into parts that may come and go. A part has one or more columns of the row of a key, or tables.
+    """
+
+    divisible: ClassVar[bool] = False
+    """Whether there are parts."""
+    may_begin_empty: ClassVar[bool] = False
+    """Whether a part that is new may begin with nothing of what came before."""
+
+    def of_column(self, column: str) -> str:
+        """The part that a column of the row of a key belongs to."""
+        return column
+
+    def of_table(self, table: str) -> str:
+        """The part that a table belongs to."""
+        return table
+
+    def first_value(self, column: str) -> object | None:  # noqa: ARG002
+        """What a key that is known already has in a new column."""
+        return None
+
+    def column_words(self, column: str) -> str:  # noqa: ARG002
+        """What a column is within its part, where the part has several."""
+        return ""
+
+    def table_words(self, table: str) -> str:  # noqa: ARG002
+        """What a table is, where its columns do not say it."""
+        return ""
+
+
+_WHOLE = Parts()
 
 
 @dataclass(frozen=True)
@@ -99,7 +124,7 @@ class StateLayout:
     value: pa.Schema
     tables: tuple[TableLayout, ...] = ()
     lifetimes: tuple[Lifetime, ...] = ()
-    parts: Parts = Parts.WHOLE
+    parts: Parts = _WHOLE
 
     @property
     def by_name(self) -> dict[str, TableLayout]:

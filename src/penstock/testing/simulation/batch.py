@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.operator_task import ProcessTask
 from penstock.engine.sink_writer import SinkWriter
+from penstock.engine.subtask import Subtask
 from penstock.operators.outputs import BAD, RESULTS, side_tags, untagged
+from penstock.operators.process.task import ProcessSpec
 from penstock.operators.side_outputs import declared_sides
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
@@ -94,19 +95,8 @@ class Batch:
         )
         policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
         sides = tuple(side_tags(declared_sides(operator))) if self.topology.faults else ()
-        layout = self.topology.layout
-        task = ProcessTask(
-            uid,
-            tuple(KEY.names),
-            layout,
-            plan,
-            executor,
-            policy,
-            operator,
-            OUTPUT,
-            sides,
-            has_event_time=self.topology.timers,
-        )
+        spec = ProcessSpec(operator, KEY, OUTPUT, sides, has_event_time=self.topology.timers)
+        task = Subtask(uid, spec, plan, executor, policy)
         rows = as_rows(items, place.max_parallelism)
         if uid in plan.wake:
             rows = with_wake_row(rows, index)

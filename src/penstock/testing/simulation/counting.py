@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.operators.inputs import WAKE
-from penstock.operators.keyed_process import Context, KeyedProcess
+from penstock.operators.process.keyed import Context, KeyedProcess
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState, state_layout

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
-from penstock.operators.keyed_process import Context
 from penstock.operators.list_state import ListState
 from penstock.operators.map_state import MapState
+from penstock.operators.process.keyed import Context
 from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Rows
 from penstock.state.backends.base import OpenState

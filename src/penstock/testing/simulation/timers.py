@@ -13,7 +13,7 @@ from penstock.config import Mode
 from penstock.engine.source_partitions import partition_name
 from penstock.engine.watermarks import Newest
 from penstock.graph import TimeSettings
-from penstock.operators.keyed_process import Context
+from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
 from penstock.operators.timers import CLOCK, EVENT_TIME, Timer
 from penstock.testing.simulation.counting import SET, Counting

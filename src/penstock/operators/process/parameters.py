@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable
 
 from penstock.errors import ConfigError
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.broadcast import takes_broadcast
-from penstock.operators.keyed_co_process import KeyedCoProcess
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.process import Process
+from penstock.operators.process.broadcast import takes_broadcast
+from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.unkeyed import Process
 from penstock.operators.timers import takes_timers
 from penstock.operators.window_process import WindowProcess
 from penstock.places import AT, place_of_function

@@ -13,7 +13,7 @@ from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
 from penstock.operators.batch_tables import BatchTable
 from penstock.operators.column_timers import ColumnTimers
-from penstock.operators.keyed_process import Context
+from penstock.operators.process.keyed import Context
 from penstock.operators.stamps import ColumnStamps
 from penstock.operators.states import ColumnState
 from penstock.operators.timers import EVENT_TIME

@@ -14,7 +14,7 @@ from penstock.operators.cells import shown
 from penstock.operators.side_outputs import SideRows
 
 if TYPE_CHECKING:
-    from penstock.operators.keyed_process import Context
+    from penstock.operators.process.keyed import Context
     from penstock.operators.rows import Rows
 
 

@@ -1,21 +1,24 @@
-"""How own code becomes a part of the job: what can be said of an operator and its streams before anything starts. Driver."""
+"""The operator of own code: what the user declared, and what is refused before anything starts. Driver."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.graph import Graph, OwnCode, Process
-from penstock.operators.base import Broadcast, Node, SecondInput
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.broadcast import refuse_results, takes_broadcast
-from penstock.operators.keyed_co_process import KeyedCoProcess
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.parameters import check_parameters
-from penstock.operators.process import Process as UnkeyedProcess
-from penstock.operators.row_order import OrderBy, parse_orders
-from penstock.operators.side_outputs import check_sides
-from penstock.operators.states import keyed_states, subtask_states
+from penstock.operators.base import Broadcast, Node, Operator, SecondInput
+from penstock.operators.process.broadcast import refuse_results, takes_broadcast
+from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.parameters import check_parameters
+from penstock.operators.process.unkeyed import Process
+from penstock.operators.row_order import Order, OrderBy, parse_orders
+from penstock.operators.side_outputs import SideOutput, check_sides, declared_sides
+from penstock.operators.states import keyed_states, lives_by_event_time, subtask_states
 from penstock.operators.subtask_states import BroadcastState, OperatorListState
 from penstock.state.declared import schema_ddl
 from penstock.state.types import arrow_schema
@@ -23,44 +26,78 @@ from penstock.state.types import arrow_schema
 if TYPE_CHECKING:
     from penstock.state.declared import Columns
 
+OwnCode = KeyedProcess | BatchProcess | Process
+"""An object of a class that the user wrote. A `KeyedCoProcess` is a `KeyedProcess`."""
 
-def add_process(
-    graph: Graph,
-    upstream: Node,
-    keys: tuple[str, ...],
-    broadcast: Broadcast | None,
-    operator: OwnCode,
-    *,
-    schema: Columns,
-    uid: str,
-    order_by: OrderBy,
-    right: SecondInput | None = None,
-) -> Process:
-    """Add an operator to the job, or refuse it; without `keys` it is one without a key."""
-    _check_kind(operator, uid, keyed=bool(keys))
-    _check_inputs(operator, uid, two=right is not None)
-    check_parameters(operator, uid)
-    check_sides(operator, _base(operator), uid)
-    _check_states(operator, uid)
-    _check_broadcast(operator, uid, has_side=broadcast is not None)
-    ddl = schema_ddl(schema)
-    node = Process(
-        uid,
-        upstream,
-        keys,
-        operator,
-        ddl,
-        arrow_schema(ddl),
-        parse_orders(order_by, "order_by"),
-        broadcast,
-        right,
-    )
-    graph.add(node)
-    return node
+
+@dataclass(frozen=True, eq=False)
+class ProcessOperator(Operator):
+    """The user's own Python code: per key, in columns, or without a key (`keys` is empty then)."""
+
+    code: OwnCode
+    results: pa.Schema
+    """The columns of its results."""
+    order_by: tuple[Order, ...] = ()
+    broadcast: Broadcast | None = None
+    right: SecondInput | None = None
+    """The other stream of a `KeyedCoProcess`."""
+
+    has_side_outputs: ClassVar[bool] = True
+
+    @classmethod
+    def checked(
+        cls,
+        uid: str,
+        upstream: Node,
+        keys: tuple[str, ...],
+        code: OwnCode,
+        *,
+        schema: Columns,
+        order_by: OrderBy,
+        broadcast: Broadcast | None = None,
+        right: SecondInput | None = None,
+    ) -> ProcessOperator:
+        """What the user wrote, or a `ConfigError` that says what is wrong with it; without `keys` it is code without a key."""
+        _check_kind(code, uid, keyed=bool(keys))
+        _check_inputs(code, uid, two=right is not None)
+        check_parameters(code, uid)
+        check_sides(code, _base(code), uid)
+        _check_states(code, uid)
+        _check_broadcast(code, uid, has_side=broadcast is not None)
+        results = arrow_schema(schema_ddl(schema))
+        return cls(uid, upstream, keys, code, results, parse_orders(order_by, "order_by"), broadcast, right)
+
+    def describe(self) -> str:
+        """The class that the user wrote."""
+        return type(self.code).__name__
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The broadcast stream is one of its inputs."""
+        return (*super().inputs, *(() if self.broadcast is None else (self.broadcast.upstream,)))
+
+    @property
+    def second_input(self) -> SecondInput | None:
+        """The right stream of a `KeyedCoProcess`."""
+        return self.right
+
+    @property
+    def lives_by_event_time(self) -> bool:
+        """Whether a state of the class says so."""
+        return lives_by_event_time(self.code)
+
+    @property
+    def own_code(self) -> object | None:
+        """The object that the user made."""
+        return self.code
+
+    def side_outputs(self) -> Mapping[str, SideOutput]:
+        """Those that the class declares."""
+        return declared_sides(self.code)
 
 
 def _base(operator: OwnCode) -> type[OwnCode]:
-    kinds = (KeyedCoProcess, KeyedProcess, BatchProcess, UnkeyedProcess)
+    kinds = (KeyedCoProcess, KeyedProcess, BatchProcess, Process)
     return next(kind for kind in kinds if isinstance(operator, kind))
 
 
@@ -90,7 +127,7 @@ def _check_inputs(operator: OwnCode, uid: str, *, two: bool) -> None:
 def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:
     """The three kinds of own code differ in what they are called with."""
     wanted = "KeyedProcess or BatchProcess" if keyed else "Process"
-    if isinstance(operator, UnkeyedProcess) and keyed:
+    if isinstance(operator, Process) and keyed:
         raise ConfigError(
             f"operator {uid!r}: {type(operator).__name__} is a Process, which has no key; leave key_by(...) out, or make it a KeyedProcess",
             uid=uid,
@@ -101,7 +138,7 @@ def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:
             "stream.key_by('column').process(...), or make it a Process, which has none",
             uid=uid,
         )
-    if not isinstance(operator, KeyedProcess | BatchProcess | UnkeyedProcess):
+    if not isinstance(operator, KeyedProcess | BatchProcess | Process):
         made = f"; write {operator.__name__}()" if isinstance(operator, type) else ""
         raise ConfigError(
             f"process({operator!r}): it takes an instance of a {wanted} subclass{made}", uid=uid
@@ -111,7 +148,7 @@ def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:
 def _check_states(operator: OwnCode, uid: str) -> None:
     """Refuse state of a key where there is none, and lists of subtasks where there is one."""
     name = type(operator).__name__
-    if isinstance(operator, UnkeyedProcess):
+    if isinstance(operator, Process):
         for state, declared in keyed_states(operator).items():
             raise ConfigError(
                 f"operator {uid!r}: {name} is a Process, which has no key, but its state {state!r} is a {type(declared).__name__}, which "

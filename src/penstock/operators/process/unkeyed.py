@@ -1,8 +1,9 @@
-"""Run a `Process`, which has no key, over the rows of a task; and `process_broadcast` of any operator. Executors."""
+"""Own code without a key: what a user writes, and how it is run; and `process_broadcast` of any operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -11,14 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.bad_records import BadRecords
-from penstock.operators.broadcast import TakesBroadcast, check_no_results
 from penstock.operators.given_rows import copy_emitted
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
-from penstock.operators.process import Process
-from penstock.operators.rejected_rows import EndsTheRun, RejectedRows, take_over
-from penstock.operators.rows import Rows, RowTable
-from penstock.operators.run_process import (
+from penstock.operators.process.broadcast import TakesBroadcast, check_no_results
+from penstock.operators.process.keyed import Context, Output
+from penstock.operators.process.run_keyed import (
     LIMITS,
     OUTPUT_ROWS,
     encode_sides,
@@ -27,9 +25,35 @@ from penstock.operators.run_process import (
     to_table,
     yielded,
 )
+from penstock.operators.rejected_rows import EndsTheRun, RejectedRows, take_over
+from penstock.operators.rows import Rows, RowTable
 from penstock.operators.side_outputs import SideRows
+from penstock.operators.states import OperatorType, refuse_state_assignment
 from penstock.operators.subtask_states import SubtaskCells
 from penstock.state.sizes import cut, in_batches, row_bytes
+
+
+class Process(TakesBroadcast, metaclass=OperatorType):
+    """Own Python code that sees the rows of a subtask, whatever they are about, and remembers what it likes in an `OperatorListState`.
+
+    An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an
+    instance remembers is forgotten after the batch.
+    """
+
+    @abstractmethod
+    def process(self, rows: Rows, ctx: Context) -> Iterable[Output] | None:
+        """Handle the rows of one subtask in one batch, and yield results (tuples in the order of the schema, or dictionaries).
+
+        Called once per subtask and batch that has rows; with a very large batch several times, each time with other rows. Called
+        again with the same or other rows after a recovery, on the state as it was at the checkpoint. Rows of one partition
+        of the input come to one subtask, and in their order, unless `order_by` gives another. `rows` has a length, can be iterated
+        (each row acts as a named tuple) and indexed. `ctx.emit` gives rows to a declared `SideOutput`.
+        The classic mistake: state about something that many subtasks see rows of. That needs `key_by` and a `KeyedProcess`.
+        """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        refuse_state_assignment(self, name)
+        super().__setattr__(name, value)
 
 
 def run_unkeyed(

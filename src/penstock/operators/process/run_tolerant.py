@@ -19,11 +19,10 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
 from penstock.operators.given_rows import copy_emitted
-from penstock.operators.keyed_process import Cells, Context, KeyedProcess
 from penstock.operators.pieces import Piece
-from penstock.operators.rejected_rows import Rejected, RejectedRows, take_over
-from penstock.operators.rows import RowTable, WatchedRows
-from penstock.operators.run_process import (
+from penstock.operators.process.co import row_table
+from penstock.operators.process.keyed import Cells, Context, KeyedProcess
+from penstock.operators.process.run_keyed import (
     LIMITS,
     ON_TIMER,
     OUTPUT_ROWS,
@@ -35,11 +34,12 @@ from penstock.operators.run_process import (
     to_table,
     yielded,
 )
+from penstock.operators.rejected_rows import Rejected, RejectedRows, take_over
+from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.side_outputs import SideRows
 from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.operators.timer_cell import TimersCell
 from penstock.operators.timers import Timer
-from penstock.operators.two_input_rows import row_table
 from penstock.operators.unreadable import Unreadable, readable
 from penstock.operators.written_values import check_state, unfit_state, write_back
 from penstock.state.backends.base import OpenState

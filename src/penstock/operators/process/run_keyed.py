@@ -17,8 +17,9 @@ from penstock.errors import BadRecordError
 from penstock.operators.encoding import to_array
 from penstock.operators.given_rows import as_given_flat, copy_emitted, may_change
 from penstock.operators.grouping import Grouped
-from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.co import row_table
+from penstock.operators.process.keyed import Cells, Context, KeyedProcess, bind
 from penstock.operators.python_values import python_values
 from penstock.operators.rejected_rows import EndsTheRun
 from penstock.operators.rows import Row, Rows
@@ -26,7 +27,6 @@ from penstock.operators.side_outputs import SideRows
 from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.operators.timer_cell import TimersCell
 from penstock.operators.timers import Timer
-from penstock.operators.two_input_rows import row_table
 from penstock.operators.written_values import unfit_state, write_back
 from penstock.places import place_of_function
 from penstock.state.backends.base import OpenState

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import BadRecordError
-from penstock.operators.broadcast import TakesBroadcast
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
+from penstock.operators.process.broadcast import TakesBroadcast
 from penstock.operators.rejected_rows import RejectedRows, nothing_to_reject
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side

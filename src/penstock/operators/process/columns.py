@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.batch_state import BatchState
-from penstock.operators.broadcast import TakesBroadcast
+from penstock.operators.process.broadcast import TakesBroadcast
+from penstock.operators.process.column_state import BatchState
 from penstock.operators.states import OperatorType, refuse_state_assignment
 from penstock.operators.timers import TakesTimerColumns
 
