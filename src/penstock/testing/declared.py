@@ -143,7 +143,7 @@ class DeclaredOperator:
     # ── rows for tasks ─────────────────────────────────────────────────────────────────────────
 
     def tables(self, rows: Sequence[pa.Table | None], parallelism: int) -> list[pa.Table]:
-        """The rows of a batch for each subtask, as Spark hands them over. `rows`: of the left, right and broadcast input, where it has them."""
+        """The rows of a batch for each subtask, as Spark hands them over. `rows`: of the left, right and broadcast input, if any."""
         left, right, broadcast = rows
         second = self.node.second_input
         parts = self._divided(self.left, _in_order(left, _orders(self.node)), parallelism)
