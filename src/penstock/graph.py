@@ -138,6 +138,10 @@ class Transform(Node):
         """As those of the stream are."""
         return self.upstream.are_results
 
+    def revising(self) -> Operator | None:
+        """The operator before it, whose results it transforms one by one."""
+        return self.upstream.revising()
+
 
 @dataclass(frozen=True, eq=False)
 class Union(Node):
@@ -176,6 +180,10 @@ class Union(Node):
     def are_results(self) -> bool:
         """Some of them are, if those of one stream are."""
         return self.left.are_results or self.right.are_results
+
+    def revising(self) -> Operator | None:
+        """The first that is before one of its streams."""
+        return self.left.revising() or self.right.revising()
 
     @property
     def parts(self) -> list[Node]:

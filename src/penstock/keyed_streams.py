@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, overload
 from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
 from penstock.graph import Graph
-from penstock.operators.aggregate import Aggregate
+from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.everything import shown_keys
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
-from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.operators.time_to_live import TTL
 from penstock.operators.top import Top
 from penstock.operators.window_kinds import CountWindows, Windows
 from penstock.operators.window_process import WindowProcess
@@ -22,7 +22,6 @@ from penstock.windowed import (
     WindowPlan,
     add_window_aggregate,
     add_window_process,
-    refuse_updates,
     window_options,
 )
 from penstock.wrong_words import Steps, checked_arguments
@@ -92,17 +91,10 @@ class KeyedStream(_WithOwnCode):
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
         `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
         """
-        from penstock.spark.aggregate_names import named_aggregates
+        from penstock.spark.operators.aggregate import named_aggregates
 
-        refuse_updates(self._node, uid)
         aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
-        lifetime = time_to_live(ttl)
-        if lifetime is not None and lifetime.renews:
-            raise ConfigError(
-                f"operator {uid!r}: ttl={ttl!r}: nobody reads an aggregate without writing it; leave out since='read'",
-                operator=uid,
-            )
-        node = Aggregate(uid, self._node, self._keys, aggregates, lifetime)
+        node = Aggregate.checked(uid, self._node, self._keys, aggregates, ttl=ttl)
         return added(self._graph, node, on_bad_record)
 
     def top(

@@ -12,6 +12,8 @@ from penstock.graph import Graph, Late, Output, Side, Transform, Union
 from penstock.operators.base import LEFT, Broadcast, Node, Operator
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.everything import EVERYTHING
+from penstock.operators.join.lookup import Lookup
+from penstock.operators.join.operator import EventTimeOf, Join, On, Within
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
@@ -19,14 +21,6 @@ from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL
 from penstock.operators.window_kinds import Windows
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.two_inputs import (
-    EventTimeOf,
-    JoinOptions,
-    On,
-    Within,
-    add_join,
-    add_lookup,
-)
 from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
@@ -217,8 +211,18 @@ class Stream(Steps):
                 uid=uid,
             )
         check_same_job("join", self._graph, other._graph)
-        told = JoinOptions(on, within, window, how, event_time, at)
-        return Stream(self._graph, add_join(self._graph, self._node, other._node, told, uid=uid))
+        node = Join.checked(
+            uid,
+            self._node,
+            other._node,
+            on=on,
+            within=within,
+            window=window,
+            how=how,
+            event_time=event_time,
+            at=at,
+        )
+        return added(self._graph, node)
 
     def lookup(
         self,
@@ -245,10 +249,8 @@ class Stream(Steps):
                 uid=uid,
             )
         check_same_job("lookup", self._graph, other._graph)
-        node = add_lookup(
-            self._graph, self._node, other._node, on=on, how=how, order_by=order_by, ttl=ttl, uid=uid
-        )
-        return Stream(self._graph, node)
+        node = Lookup.checked(uid, self._node, other._node, on=on, how=how, order_by=order_by, ttl=ttl)
+        return added(self._graph, node)
 
     def late(self, which: str | None = None) -> Stream:
         """The rows that came too late for this operator, as they came; also those without an event time, or with an absurd one.

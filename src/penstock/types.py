@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.spark.saved_state import SavedState
     from penstock.spark.status import Status
     from penstock.status.events import Event
-    from penstock.status.observer import Progress
+    from penstock.status.live import Progress
     from penstock.streams import Stream, Written
 
 __all__ = [
@@ -92,7 +92,7 @@ _LATE_NAMES = LateNames(
         "KeyedStream": "keyed_streams",
         "LogFields": "log_fields",
         "OperatorContents": "savepoint.contents",
-        "Progress": "status.observer",
+        "Progress": "status.live",
         "RestartStrategy": "recovery.restart",
         "Row": "operators.rows",
         "Rows": "operators.rows",

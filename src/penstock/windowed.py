@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError
-from penstock.graph import Graph, Transform, Union
-from penstock.operators.base import Node, Operator
+from penstock.graph import Graph
+from penstock.operators.aggregate.operator import refuse_updates
+from penstock.operators.base import Node
 from penstock.operators.everything import shown_keys
 from penstock.operators.process.parameters import check_window_parameters
 from penstock.operators.row_order import OrderBy, parse_orders
@@ -92,30 +93,6 @@ def window_options(
     return WindowOptions(windows, in_microseconds(length), early_us, event_time)
 
 
-def refuse_updates(upstream: Node, uid: str) -> None:
-    """Refuse to add up results of windows of which each replaces the one before. Own code may stand between, and knows what it does."""
-    match upstream:
-        case Transform():
-            refuse_updates(upstream.upstream, uid)
-        case Union():
-            refuse_updates(upstream.left, uid)
-            refuse_updates(upstream.right, uid)
-        case Operator() if upstream.revised_by:
-            why = " and ".join(upstream.revised_by)
-            late = (
-                ", and read rows that come too late with late()" if "lateness" in upstream.revised_by else ""
-            )
-            raise ConfigError(
-                f"operator {uid!r} would add up every result of the window {upstream.uid!r}, which has {why} and so gives more than one "
-                "result of a window: each replaces the one before. Aggregate the rows in front of that window instead; or leave "
-                f"{why} out there{late}",
-                uid=uid,
-                window=upstream.uid,
-            )
-        case _:
-            return
-
-
 def add_window_process(
     graph: Graph, plan: WindowPlan, operator: WindowProcess, *, schema: Columns, uid: str, order_by: OrderBy
 ) -> Window:
@@ -166,7 +143,7 @@ def add_window_aggregate(
     uid: str,
 ) -> Window:
     """Add aggregates of windows to the job, or refuse them."""
-    from penstock.spark.aggregate_names import named_aggregates
+    from penstock.spark.operators.aggregate import named_aggregates
 
     if plan.options.early_us is not None and isinstance(plan.options.windows, SessionWindows):
         raise ConfigError(

@@ -24,11 +24,11 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat, beating
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.status.events import CheckpointCompleted, Event, RunFailed, RunStarted
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
-from penstock.status.live import Live, SourceLive
+from penstock.status.live import Progress, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
@@ -84,7 +84,7 @@ class StoredJob:
             "rows_per_s": 120.5,
             "sources": {"clicks": SourceLive(rows=70, behind=30)},
         }
-        write_live(self.storage, Live(**{**usual, **changes}))
+        write_live(self.storage, Progress(**{**usual, **changes}))
 
     def complete(self, checkpoint: int) -> None:
         at = self.now - 30 + checkpoint

@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from builders.operator_cluster import BuiltIn
-from penstock.operators import run_join
 from penstock.operators.clock import OperatorClock
-from penstock.operators.join_spec import InputColumns, JoinSpec
+from penstock.operators.join import interval
+from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.keyed import Context
 from penstock.operators.time_column import TimeColumn
 from penstock.state.backends.base import OpenState, StateLayout
@@ -65,7 +66,7 @@ class Join(BuiltIn):
             columns = [own.column(name).cast(f.type) for name, f in zip(names, schema, strict=True)]
             table = pa.table(columns, schema=schema)
             sides[side] = table.append_column("__sort_key", own.column("__sort_key"))
-        joined = run_join.run_join(self.spec, sides["left"], sides["right"], state, clock, operator="op")
+        joined = interval.run_join(self.spec, sides["left"], sides["right"], state, clock, operator="op")
         self.late += joined.late_left.column("l").to_pylist() + joined.late_right.column("r").to_pylist()
         self._due = joined.due
         return joined.results

@@ -17,7 +17,7 @@ from penstock.status.events import (
 )
 from penstock.status.failure_history import failures
 from penstock.status.jobs import job_id
-from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, PendingLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.status.view import JobState, JobView, RunView
 
@@ -53,7 +53,7 @@ PLAN = Plan(
     penstock="0.1.0",
     spark="4.3.0",
 )
-LIVE = Live(
+LIVE = Progress(
     run=2,
     at=NOW - 0.5,
     status="running",
@@ -68,8 +68,8 @@ LIVE = Live(
     restarts=1,
     checkpoint=40,
     checkpoint_at=NOW - 4,
-    completed=2,
-    failed=1,
+    checkpoints_completed=2,
+    checkpoints_failed=1,
     restored_from=39,
     merges=3,
     merged_bytes=4096,

@@ -16,10 +16,14 @@ import xxhash
 from msgspec.structs import replace
 
 from penstock.checkpoint.completed import StoredLifetime, TimeReached
+from penstock.checkpoint.state_columns import columns_of
+from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
+from penstock.operators.base import TaskContext
 from penstock.operators.clock import OperatorClock
+from penstock.operators.late_rows import LateRows
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import Context, KeyedProcess
 from penstock.operators.process.run_columns import run_batch_process
@@ -29,9 +33,9 @@ from penstock.operators.states import state_layout
 from penstock.operators.stored_timers import Timers
 from penstock.operators.task_time import TaskTime
 from penstock.operators.timers import takes_timers
-from penstock.recovery.lifetimes import Lifetimes, columns_of
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
+from penstock.recovery.ttl_changes import TtlChanges
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import Due, FileRef, StateHandle
@@ -70,6 +74,24 @@ class BuiltIn(ABC):
         """What its state waits for, after the batch; called right before the state is frozen."""
         del state, clock
         return Due()
+
+
+def task_context(clock: OperatorClock, keys: tuple[str, ...] = ("k",)) -> TaskContext:
+    """What the task of the only subtask is told in the first batch."""
+    return TaskContext(
+        uid=UID,
+        keys=keys,
+        subtask=0,
+        parallelism=1,
+        batch=1,
+        clock=clock,
+        over_us=None,
+        on_bad_record=OnBadRecord.FAIL,
+        bad=BadRecords(UID, CheckpointId(1), kept=False),
+        late=LateRows(None),
+        late_right=LateRows(None),
+        tolerates=tolerates,
+    )
 
 
 Operator = KeyedProcess | BatchProcess | BuiltIn
@@ -146,7 +168,7 @@ class OperatorCluster:
         """Go on with the states of this operator. Another time to live is dealt with as at the start of a run."""
         key = pa.schema([("k", pa.string())])
         self._layout = operator.layout(key) if isinstance(operator, BuiltIn) else state_layout(operator, key)
-        lifetimes = Lifetimes({UID: self._layout}, {UID: self._lifetimes}, self.now_us)
+        lifetimes = TtlChanges({UID: self._layout}, {UID: self._lifetimes}, self.now_us)
         now = columns_of(self._layout, lifetimes.switched_on[UID]).lifetimes
         if now == self._lifetimes:
             return
@@ -157,7 +179,7 @@ class OperatorCluster:
         ]
         self._lifetimes = now
 
-    def _take_over(self, lifetimes: Lifetimes) -> None:
+    def _take_over(self, lifetimes: TtlChanges) -> None:
         layouts, since = lifetimes.former
         take_over = StateMigration(
             self._storage,

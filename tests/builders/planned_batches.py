@@ -55,7 +55,7 @@ class Batches:
             event_times={"s": TimeSettings("at", 0, 10 * SECOND_US, None, ("p",), in_positions=True)},
             timed_by={"op": frozenset(["s"])},
         )
-        start = start_run(spec, claimant=Claimant(), clock=self.clock, perform_all=lambda *_: [])
+        start = start_run(spec, claimant=Claimant(), clock=self.clock, run_tasks=lambda *_: [])
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731 - nobody listens
         coordinator = make_coordinator(spec, start, clock=self.clock, post=ignore, run_commit=ignore)
         self._log = start.log.folder
@@ -82,6 +82,6 @@ class Batches:
         """Where the next batch would bring time, if it reads nothing."""
         self.run.end_batch(self.run.begin_tick(MAILBOX), [OperatorAnswer("op", 0, None, None)])
         reached = self.observer.progress.watermarks["op"]
-        assert self.observer.progress.source_watermarks["s"] is not None
+        assert self.observer.progress.sources["s"].watermark_us is not None
         assert reached is not None
         return (reached - moment(-1)).total_seconds()

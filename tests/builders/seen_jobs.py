@@ -32,7 +32,7 @@ from penstock.status.events import (
 )
 from penstock.status.failure_history import failures
 from penstock.status.jobs import job_id
-from penstock.status.live import BatchLive, Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.live import BatchLive, OperatorLive, PendingLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode, PlanSettings
 from penstock.status.request_history import asked_for
 from penstock.status.stored_state import OperatorStateView, StateContents, StateView, SubtaskView
@@ -123,9 +123,9 @@ def page_views_plan(**changes: object) -> Plan:
     return msgspec.structs.replace(usual, **changes)
 
 
-def live(now: float = NOW, **changes: object) -> Live:
+def live(now: float = NOW, **changes: object) -> Progress:
     """What a job that is well says of itself."""
-    usual = Live(
+    usual = Progress(
         run=3,
         at=now - 0.4,
         status="running",
@@ -142,8 +142,8 @@ def live(now: float = NOW, **changes: object) -> Live:
         restarts=1,
         checkpoint=5117,
         checkpoint_at=now - 4.2,
-        completed=3340,
-        failed=2,
+        checkpoints_completed=3340,
+        checkpoints_failed=2,
         merges=412,
         merged_bytes=88 << 30,
         merge_ms=1_840_000.0,
@@ -314,7 +314,7 @@ def job_view(
     """A view as a watcher would make it of these events."""
     told = sorted(events or [], key=lambda event: event.at)
     said = fields.get("live")
-    pending = said.pending if isinstance(said, Live) and state.is_alive else ()
+    pending = said.pending if isinstance(said, Progress) and state.is_alive else ()
     known = history(told, {}, [], pending, 3)
     usual = JobView(
         id=job_id(name),

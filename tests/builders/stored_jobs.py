@@ -15,13 +15,13 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status import events as told
 from penstock.status.events import Event
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
-from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, PendingLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 
@@ -175,7 +175,7 @@ class SeenJob:
                 "topic": SinkLive(rows=410_000, rows_per_s=320.0),
             },
         }
-        write_live(self.storage, Live(**{**usual, **changes}))
+        write_live(self.storage, Progress(**{**usual, **changes}))
         beat(self.storage, self.run, at)
 
     def end(self, how: RunOutcome, at: float, error: BaseException | None = None) -> None:

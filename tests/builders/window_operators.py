@@ -23,8 +23,8 @@ from typing import Any
 import pyarrow as pa
 
 from builders.operator_cluster import BuiltIn
-from penstock.engine.dead_letters import ROWS
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_name
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name
+from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.count_windows import CountSpec, run_count_windows
@@ -48,8 +48,8 @@ KEY = pa.schema([("k", pa.string())])
 INPUT = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
 
 
-def _spec(name: str, kind: Kind) -> AggregateSpec:
-    return AggregateSpec(name, kind, (Partial(partial_name(name, kind), kind, pa.int64()),), pa.int64())
+def _spec(name: str, kind: Kind) -> AggregateColumn:
+    return AggregateColumn(name, kind, (Partial(partial_name(name, kind), kind, pa.int64()),), pa.int64())
 
 
 SPECS = (_spec("n", Kind.COUNT), _spec("total", Kind.SUM), _spec("most", Kind.MAX))

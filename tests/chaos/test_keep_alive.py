@@ -185,7 +185,7 @@ def test_what_dies_comes_back_and_the_truth_is_kept(site, seed, keep) -> None:
             )
             reached = newest_checkpoint(site)
             kept.wait_for("a checkpoint of the second", lambda: newest_checkpoint(site) > reached)
-            page.shows("came back by itself")
+            page.shows("recovered by itself")
         second = kept.program
         java = next(one for one in second.children() if one.name() == "java")
         java.kill()

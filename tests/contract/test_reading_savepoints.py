@@ -21,17 +21,23 @@ from test_savepoints import BACKENDS, Site, rows_of, sort_key
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of, write_metadata
+from penstock.checkpoint.state_columns import columns_of
 from penstock.cli.main import main
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, state_schema, stored_aggregates
-from penstock.operators.join_spec import MATCHED, PLACE
+from penstock.operators.aggregate.columns import (
+    AggregateColumn,
+    Kind,
+    Partial,
+    state_schema,
+    stored_aggregates,
+)
+from penstock.operators.join.inputs import MATCHED, PLACE
 from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.recovery.lifetimes import columns_of
-from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
 from penstock.savepoint.contents import Contents, checkpoint_contents, held_checkpoint, savepoint_contents
@@ -148,7 +154,7 @@ def test_aggregates_are_known_by_their_columns() -> None:
     """An average of decimals and a sum of decimals are stored in columns of the same kinds, and told apart all the same."""
     total, count = pa.decimal128(18, 2), pa.int64()
     specs = [
-        AggregateSpec(name, kind, (Partial(f"__{name}_sum", Kind.SUM, total), Partial(f"__{name}_count", Kind.COUNT, count)), output)
+        AggregateColumn(name, kind, (Partial(f"__{name}_sum", Kind.SUM, total), Partial(f"__{name}_count", Kind.COUNT, count)), output)
         for name, kind, output in (("mean", Kind.AVG, pa.decimal128(12, 6)), ("paid", Kind.SUM, total))
     ]  # fmt: skip
     found = stored_aggregates(list(state_schema(specs)))
@@ -311,13 +317,13 @@ def lay_down(root: Path, layout: StateLayout, table: str, rows: list[dict[str, A
 
 
 KEY = arrow_schema("k string")
-MEAN = AggregateSpec(
+MEAN = AggregateColumn(
     "mean",
     Kind.AVG,
     (Partial("__mean_sum", Kind.SUM, pa.float64()), Partial("__mean_count", Kind.COUNT, pa.int64())),
     pa.float64(),
 )
-SUM = AggregateSpec("rows", Kind.SUM, (Partial("__rows_sum", Kind.SUM, pa.int64()),), pa.int64())
+SUM = AggregateColumn("rows", Kind.SUM, (Partial("__rows_sum", Kind.SUM, pa.int64()),), pa.int64())
 
 
 def test_aggregates_are_compared_by_their_parts(tmp_path: Path, penstock: Penstock) -> None:
@@ -355,7 +361,7 @@ def test_an_aggregate_that_gives_null_is_there(tmp_path: Path) -> None:
 
 def test_aggregates_that_are_stored_otherwise_are_not_compared(tmp_path: Path) -> None:
     """A sum of doubles is no mean of them, though both are doubles of one name."""
-    total = AggregateSpec("mean", Kind.SUM, MEAN.partials[:1], pa.float64())
+    total = AggregateColumn("mean", Kind.SUM, MEAN.partials[:1], pa.float64())
     before, after = (
         lay_down(tmp_path / spec.kind.name, StateLayout(KEY, state_schema([spec])), VALUES, [])
         for spec in (MEAN, total)

@@ -24,10 +24,10 @@ OPERATOR_FOLDERS = ("operators/", "spark/operators/")
 BOUNDS = {
     "switches on operator kinds outside their folder": 54,
     "modules that know dedupe": 10,
-    "modules that know lookup": 11,
+    "modules that know lookup": 4,
     "modules that know window": 42,
     "modules": 585,
-    "lines of code": 58_500,
+    "lines of code": 58_900,
     "modules under 40 lines of code": 126,
     "modules imported by one module only": 126,
     "public class names with two meanings": 35,

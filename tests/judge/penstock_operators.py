@@ -28,7 +28,7 @@ from builders.window_operators import (
     plain,
     rows_table,
 )
-from penstock.operators.join_spec import How, JoinSpec
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.timers import CLOCK as BY_CLOCK
 from penstock.operators.timers import EVENT_TIME, microseconds, moment
 from penstock.operators.window_kinds import WINDOW_START, CountWindows, SessionWindows, TimeWindows

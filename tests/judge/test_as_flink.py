@@ -24,7 +24,7 @@ from penstock_operators import (
 
 from builders.time_models import FAR_AWAY, LONG_AGO, Alarm, Batch, IntervalJoin, Joined, Pair, Sided
 from builders.time_scripts import KEYS, batches, command_batches, sided_batches
-from penstock.operators.join_spec import How
+from penstock.operators.join.spec import How
 from services.flink import Flink
 from services.tiers import share
 

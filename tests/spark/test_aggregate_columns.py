@@ -16,8 +16,9 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import AggregateSpec, Kind, finish, merge, output_schema, state_schema
-from penstock.spark.aggregate_columns import SUPPORTED, describe, partials
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
+from penstock.operators.aggregate.merge import finish, merge
+from penstock.spark.operators.aggregate_columns import SUPPORTED, describe, partials
 from penstock.spark.versions import arrow_schema
 
 pytestmark = pytest.mark.spark
@@ -100,7 +101,7 @@ def close(mine: float | None, theirs: float | None) -> bool:
     return math.isclose(mine, theirs, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(mine) and math.isnan(theirs))
 
 
-def run_batches(frame: DataFrame, columns: dict[str, Column]) -> tuple[list[AggregateSpec], pa.RecordBatch]:
+def run_batches(frame: DataFrame, columns: dict[str, Column]) -> tuple[list[AggregateColumn], pa.RecordBatch]:
     """Aggregate each fifth of the rows in Spark and merge the partials, key by key, into one state."""
     specs = [describe(name, column, frame) for name, column in columns.items()]
     wanted = [

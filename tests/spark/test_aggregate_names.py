@@ -7,7 +7,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
-from penstock.spark.aggregate_names import named_aggregates
+from penstock.spark.operators.aggregate import named_aggregates
 
 pytestmark = pytest.mark.spark
 

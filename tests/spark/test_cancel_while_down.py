@@ -14,7 +14,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.heartbeat import refuse_if_running
 from penstock.requests.request_client import RequestClient
 from penstock.requests.request_files import Facts, Kind
-from penstock.status.health import needs
+from penstock.status.health import concerns
 from penstock.status.job_watcher import look_at
 from penstock.status.jobs import find_jobs
 from penstock.status.view import JobState
@@ -63,7 +63,7 @@ def test_what_is_seen(away, caplog) -> None:
         if view.live is not None:
             break
     assert (view.state, view.restarts) == (JobState.RESTARTING, 1)
-    (need,) = needs(view)
+    (need,) = concerns(view)
     assert need.text.startswith(
         "UnavailableError: the sink out does not answer: the server is away. Down for "
     )

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.spark.aggregate_columns import describe
+from penstock.spark.operators.aggregate_columns import describe
 
 pytestmark = pytest.mark.spark
 

@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.config import OnBadRecord
-from penstock.engine.dead_letters import ROWS
 from penstock.errors import ConfigError
 from penstock.graph import Source, TimeSettings, Transform, Union
+from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
 from penstock.operators.late_panes import ABSURD, LATE
 from penstock.operators.window import Window

@@ -16,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
-from penstock.operators.aggregates import (
-    AggregateSpec,
+from penstock.operators.aggregate.columns import (
+    AggregateColumn,
     Kind,
     Partial,
-    finish,
-    merge,
     output_schema,
     partial_name,
     state_schema,
 )
+from penstock.operators.aggregate.merge import finish, merge
 
 INT = st.integers(-(2**40), 2**40)
 FLOAT = st.floats(allow_nan=True, allow_infinity=False, width=32).map(lambda x: x + 0.0)
@@ -80,17 +79,17 @@ for _type, _values in [
     CASES += [(Kind.MIN, _type, _values, smallest), (Kind.MAX, _type, _values, largest)]
 
 
-def spec_of(kind: Kind, type_: pa.DataType, name: str = "x") -> AggregateSpec:
-    return AggregateSpec(name, kind, (Partial(partial_name(name, kind), kind, type_),), type_)
+def spec_of(kind: Kind, type_: pa.DataType, name: str = "x") -> AggregateColumn:
+    return AggregateColumn(name, kind, (Partial(partial_name(name, kind), kind, type_),), type_)
 
 
-def average_of(total_type: pa.DataType, output: pa.DataType, *, ansi: bool = True) -> AggregateSpec:
+def average_of(total_type: pa.DataType, output: pa.DataType, *, ansi: bool = True) -> AggregateColumn:
     parts = _sum_and_count(total_type)
-    return AggregateSpec("x", Kind.AVG, parts, output, ansi)
+    return AggregateColumn("x", Kind.AVG, parts, output, ansi)
 
 
-def decimal_sum_of(type_: pa.DataType, *, ansi: bool = True) -> AggregateSpec:
-    return AggregateSpec("x", Kind.SUM, _sum_and_count(type_), type_, ansi)
+def decimal_sum_of(type_: pa.DataType, *, ansi: bool = True) -> AggregateColumn:
+    return AggregateColumn("x", Kind.SUM, _sum_and_count(type_), type_, ansi)
 
 
 def _sum_and_count(total_type: pa.DataType) -> tuple[Partial, ...]:
@@ -100,7 +99,7 @@ def _sum_and_count(total_type: pa.DataType) -> tuple[Partial, ...]:
     )
 
 
-def batch(spec: AggregateSpec, *columns: list[Any]) -> pa.RecordBatch:
+def batch(spec: AggregateColumn, *columns: list[Any]) -> pa.RecordBatch:
     schema = state_schema([spec])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -116,7 +115,7 @@ def same(left: Any, right: Any) -> bool:
     return both_nan or left == right
 
 
-def merge_all(spec: AggregateSpec, batches: list[list[Any]]) -> Any:
+def merge_all(spec: AggregateColumn, batches: list[list[Any]]) -> Any:
     """Merge one key's partials, one batch after the other, starting without state."""
     state = batch(spec, *[[None]] * len(spec.partials))
     for number, row in enumerate(batches):
@@ -242,7 +241,7 @@ def test_a_decimal_sum_that_overflowed_stays_null_without_ansi(batches: list[lis
 
 def test_without_ansi_long_sums_wrap_and_averages_that_do_not_fit_are_null() -> None:
     """A sum of longs begins again at the other end, between batches as inside one."""
-    sums = AggregateSpec("x", Kind.SUM, spec_of(Kind.SUM, pa.int64()).partials, pa.int64(), ansi=False)
+    sums = AggregateColumn("x", Kind.SUM, spec_of(Kind.SUM, pa.int64()).partials, pa.int64(), ansi=False)
     assert merge_all(sums, [[2**62], [2**62], [5]]) == -(2**63) + 5
     spec = average_of(pa.decimal128(38, 0), pa.decimal128(38, 4), ansi=False)
     assert finish([spec], batch(spec, [MOST, Decimal(8), None], [1, 2, 0])).column(0).to_pylist() == [

@@ -83,7 +83,7 @@ def test_what_nobody_has_answered() -> None:
 def test_a_page_shows_outcomes() -> None:
     """Of what was asked from outside and by the program: what was made, why it failed, and that it is under way."""
     page = Parsed(pages.actions(healthy(), None, FRAME)).text
-    assert "anna on laptop-3 asked for: savepoint. Done 30 s later, with checkpoint 4801." in page
-    assert "The program itself asked for: savepoint. It came to nothing, 10 s later." in page
+    assert "anna on laptop-3 requested: savepoint. Done 30 s later, with checkpoint 4801." in page
+    assert "The program itself requested: savepoint. It failed 10 s later." in page
     assert "/backups/views is not empty" in page
-    assert "The program itself asked for: checkpoint. The job is at it." in page
+    assert "The program itself requested: checkpoint. The job is working on it." in page

@@ -12,8 +12,8 @@ from penstock.ownership.claim import Claimant, claim
 from penstock.progress import working
 from penstock.status.journal_files import write_live
 from penstock.status.listeners import Listeners
-from penstock.status.live import Live
-from penstock.status.reporter import JobReporter, ReporterQueries
+from penstock.status.live import Progress
+from penstock.status.reporter import JobReporter
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.virtual import VirtualClock, VirtualStorage
@@ -35,7 +35,7 @@ class Line:
 
 
 def said(storage: Storage, run: RunId, doing: str) -> None:
-    write_live(storage, Live(run=run, at=1.0, status="running", doing=doing))
+    write_live(storage, Progress(run=run, at=1.0, status="running", doing=doing))
 
 
 def test_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +93,16 @@ def test_storage_that_is_away_is_nobodys_business_here() -> None:
 
 def test_the_job_says_what_it_does() -> None:
     """What takes long in a job stands in its live record while it lasts, whoever does it: that is what askers are shown."""
-    asked = ReporterQueries(status=lambda: "running", coordinator=lambda: None)
-    face = JobReporter(VirtualStorage(), Claimant(), PLAN, asked, listeners=Listeners())
+    reporter = JobReporter(
+        VirtualStorage(),
+        Claimant(),
+        PLAN,
+        status=lambda: "running",
+        coordinator=lambda: None,
+        listeners=Listeners(),
+    )
     with working("making the savepoint", unit="subtask", job="views") as reached:
         reached(1, 4)
-        assert face._look().doing == "making the savepoint: 1 of 4 subtasks"
-    assert face._look().doing == ""
-    face.ended("stopped", None)
+        assert reporter.look().doing == "making the savepoint: 1 of 4 subtasks"
+    assert reporter.look().doing == ""
+    reporter.ended("stopped", None)

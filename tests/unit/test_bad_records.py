@@ -13,16 +13,16 @@ import pytest
 from builders.operator_harness import OperatorHarness
 from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
-from penstock.engine.aggregate_task import without_null_keys
 from penstock.engine.assignment import BadCount
 from penstock.engine.bad_row_search import Sifter
-from penstock.engine.dead_letters import ROW, ROWS, tolerates
+from penstock.engine.dead_letters import tolerates
 from penstock.engine.row_counts import BadRecordCounts
 from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform
 from penstock.ids import CheckpointId
-from penstock.operators.bad_records import LETTER, BadRecords
+from penstock.operators.aggregate.operator import without_null_keys
+from penstock.operators.bad_records import LETTER, ROW, ROWS, BadRecords
 from penstock.operators.grouping import null_keys
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_tolerant import run_process_tolerantly

@@ -8,14 +8,14 @@ import pytest
 
 from builders.stored_jobs import PLAN
 from penstock.status.backlog import CaughtUp, is_caught_up
-from penstock.status.live import Live, SinkLive, SourceLive
+from penstock.status.live import Progress, SinkLive, SourceLive
 from penstock.status.view import JobState, JobView
 
 SAID = {"clicks": SourceLive(behind=0), "shops": SourceLive(behind=0)}
 
 
 def view(state: JobState = JobState.RUNNING, **said: Any) -> JobView:
-    live = Live(**{"run": 1, "at": 10.0, "status": "running", "sources": SAID, **said})
+    live = Progress(**{"run": 1, "at": 10.0, "status": "running", "sources": SAID, **said})
     return JobView(id="", name="views", storage="", place="", state=state, now=10.0, plan=PLAN, live=live)
 
 

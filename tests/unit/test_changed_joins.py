@@ -10,7 +10,7 @@ import pytest
 from builders.interval_joins import Join, Row, left_input, right_input, shown, table
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import IncompatibleStateError
-from penstock.operators.join_spec import How, JoinSpec
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.window_kinds import TimeWindows, sliding, tumbling
 from penstock.recovery.state_match import match_state
 

@@ -16,10 +16,9 @@ from builders.calling_penstock import Penstock, caller
 from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 from penstock.cli import watch
 from penstock.cli.console import plain_console
-from penstock.cli.event_lines import event_line
 from penstock.cli.job_lookup import within
 from penstock.cli.status_screen import exit_code, status_json
-from penstock.cli.watch_screen import WatchScreen
+from penstock.cli.watch_screen import WatchScreen, event_line
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.ownership.run_ends import RunOutcome
@@ -83,7 +82,7 @@ def test_jobs_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
         "id": job_id("views"),
         "storage": (tmp_path / "views").as_uri(),
         "state": "running",
-        "needs_somebody": False,
+        "needs_attention": False,
         "run": 2,
         "checkpoint": 41,
         "late": False,
@@ -154,20 +153,20 @@ def with_a_sink_down(place: Path, now: float) -> SeenJob:
     ("make", "code", "said"),
     [
         (healthy, 0, "caught up     yes"),
-        (restarting, 0, "ATTENTION broker away, goes back to its last checkpoint in "),
+        (restarting, 0, "WARNING broker away.\n  It restarts from its last checkpoint in "),
         (
             restarting_again,
             3,
-            "NEEDS SOMEBODY broker away. Down for 1 min 30 s, 8 failures in a row, goes back to its last checkpoint in ",
+            "NEEDS ATTENTION broker away. Down for 1 min 30 s, 8 failures in a row.\n  It restarts from its last checkpoint in ",
         ),
-        (late, 3, "NEEDS SOMEBODY no checkpoint for 2 min"),
+        (late, 3, "NEEDS ATTENTION No checkpoint was completed for 2 min"),
         (
             with_a_sink_down,
             3,
-            "NEEDS SOMEBODY sink topic does not take commits (3 transactions wait): broker away",
+            "NEEDS ATTENTION The sink topic does not take commits: broker away. 3 transactions (",
         ),
-        (failed, 3, "NEEDS SOMEBODY the job has failed for good: UserCodeError: division by [zero]"),
-        (died, 3, "NEEDS SOMEBODY its process (pid "),
+        (failed, 3, "NEEDS ATTENTION The job has failed for good: UserCodeError: division by [zero]"),
+        (died, 3, "NEEDS ATTENTION Its process (pid "),
     ],
 )
 def test_what_needs_somebody_is_the_exit_code(
@@ -233,7 +232,7 @@ def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
     assert found["plan"]["nodes"][0]["uid"] == "clicks"
     assert found["caught_up"] == "no"
     assert found["caught_up_why"] == "77 rows in no checkpoint yet"
-    assert found["needs"][0]["advice"].endswith("it goes on from checkpoint 3")
+    assert found["needs"][0]["advice"].endswith("The job continues from checkpoint 3.")
 
 
 def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path, now: float) -> None:
@@ -263,7 +262,7 @@ def test_a_job_whose_files_nobody_can_read() -> None:
         id="", name="v", storage="", place="", state=JobState.UNREADABLE, now=1.0, unreadable=("no",)
     )
     assert exit_code(unseen) == 2
-    assert status_json(unseen)["needs"][0]["text"] == "the job cannot be seen: its files cannot be read"
+    assert status_json(unseen)["needs"][0]["text"] == "The job's files cannot be read: no."
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.DIED])
@@ -271,7 +270,7 @@ def test_a_supervisor_is_somebody(state: JobState) -> None:
     """A job that its supervisor starts again needs nobody else."""
     down = JobView(id="", name="v", storage="", place="", state=state, now=1.0, supervised=True)
     assert exit_code(down) == 0
-    assert "its supervisor starts it again" in status_json(down)["needs"][0]["advice"]
+    assert "Its supervisor starts it again" in status_json(down)["needs"][0]["advice"]
 
 
 def test_text_of_others_does_nothing_to_the_terminal(penstock: Penstock, tmp_path: Path, now: float) -> None:

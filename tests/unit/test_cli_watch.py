@@ -112,12 +112,12 @@ def test_a_screen_that_somebody_keeps_open(tmp_path: Path, leave: int, code: int
     now = SYSTEM_CLOCK.wall()
     job = healthy(tmp_path, now)
     with terminal(tmp_path, "views") as shown:
-        shown.wait_for(lambda text: "checkpoint 41 completed" in text and "aggregate by app" in text)
+        shown.wait_for(lambda text: "Checkpoint 41 was completed" in text and "aggregate by app" in text)
         assert INTO_ANOTHER_SCREEN in shown.came
         job.complete(42, SYSTEM_CLOCK.wall())
-        shown.wait_for(lambda text: "checkpoint 42 completed" in text)
+        shown.wait_for(lambda text: "Checkpoint 42 was completed" in text)
         shown.resize(70)
-        shown.wait_for(lambda text: re.search(r"checkpoint 42 completed[^\r\n]*…", text) is not None)
+        shown.wait_for(lambda text: re.search(r"Checkpoint 42 was completed[^\r\n]*…", text) is not None)
         shown.process.send_signal(leave) if leave else shown.press(b"q")
         assert shown.ended() == code
         assert OUT_OF_IT in shown.came
@@ -131,7 +131,7 @@ def test_all_jobs_on_one_screen(tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.wait_for(lambda text: "views" in text)
         died(tmp_path, now)
-        shown.wait_for(lambda text: "visits: its process (pid " in text)
+        shown.wait_for(lambda text: "visits: Its process (pid " in text)
         shown.press(b"q")
         assert shown.ended() == 0
 
@@ -151,7 +151,7 @@ def test_without_a_terminal(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline().endswith(" views: running, run 2, last checkpoint 41\n")
         job.complete(42, SYSTEM_CLOCK.wall())
-        assert " views: checkpoint 42 completed in 1.5 s: " in process.stdout.readline()
+        assert " views: Checkpoint 42 was completed in 1.5 s: " in process.stdout.readline()
     finally:
         process.kill()
         process.communicate()
@@ -203,11 +203,11 @@ def test_changes_are_said_once(tmp_path: Path) -> None:
     lines_now = [line.partition(" views: ")[2] for line in changes.lines(seen(tmp_path))]
     assert (
         lines_now[0]
-        == "sink topic does not take commits, 2 transactions wait: away\N{REPLACEMENT CHARACTER}[2J"
+        == "The sink topic does not take commits; 2 transactions wait: away\N{REPLACEMENT CHARACTER}[2J"
     )
     assert lines_now[1:] == [
         "restarting, run 2, last checkpoint 41",
-        "it broke, goes back to its last checkpoint; it is tried again by itself; see whether what the error names answers",
+        "it broke. It restarts from its last checkpoint now. Check that the service in the error answers.",
     ]
     assert list(changes.lines(seen(tmp_path))) == []
     assert list(changes.lines([])) == [f"{(tmp_path / 'views').as_uri()} is gone"]

@@ -14,18 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
+from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import InternalError
-from penstock.operators import distinct_values, wide_columns
-from penstock.operators import run_aggregate as run_module
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, output_schema, partial_name
+from penstock.operators import wide_columns
+from penstock.operators.aggregate import distinct
+from penstock.operators.aggregate import operator as run_module
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, output_schema, partial_name
+from penstock.operators.aggregate.distinct import WHOSE, aggregate_layout, counting_distinct, value_names
+from penstock.operators.aggregate.operator import run_aggregate
 from penstock.operators.clock import OperatorClock
-from penstock.operators.distinct_values import WHOSE, aggregate_layout, counting_distinct, value_names
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
-from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.state_match import Compatibility, match_state
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout
@@ -41,12 +42,12 @@ class Click(NamedTuple):
     x: float | None
 
 
-def counting(name: str, *types: pa.DataType) -> AggregateSpec:
+def counting(name: str, *types: pa.DataType) -> AggregateColumn:
     count = Partial(partial_name(name, Kind.COUNT_DISTINCT), Kind.COUNT, pa.int64())
-    return AggregateSpec(name, Kind.COUNT_DISTINCT, (count,), pa.int64(), distinct=types)
+    return AggregateColumn(name, Kind.COUNT_DISTINCT, (count,), pa.int64(), distinct=types)
 
 
-ROWS = AggregateSpec(
+ROWS = AggregateColumn(
     "n", Kind.COUNT, (Partial(partial_name("n", Kind.COUNT), Kind.COUNT, pa.int64()),), pa.int64()
 )
 SPECS = [counting("users", TEXT), ROWS, counting("both", TEXT, NUMBER), counting("numbers", NUMBER)]
@@ -117,7 +118,7 @@ def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: 
     number: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "LIMITS", PieceLimits(bytes=1 << 20, rows=rows))
-        patch.setattr(distinct_values, "VALUES_BYTES", at_once)
+        patch.setattr(distinct, "VALUES_BYTES", at_once)
         patch.setattr(wide_columns, "NARROW_BYTES", 40 if at_once == 1 else 1 << 20)
         cluster = OperatorCluster(Path(folder), OUTPUT, backend)
         for event in events:
@@ -144,14 +145,14 @@ def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: 
 def test_values_are_cut_before_they_become_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One key may have more in a batch than an array holds."""
     sizes: list[int] = []
-    as_batch = distinct_values.as_batch
+    as_batch = distinct.as_batch
 
     def measured(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         sizes.append(part.nbytes)
         return as_batch(part, schema)
 
-    monkeypatch.setattr(distinct_values, "as_batch", measured)
-    monkeypatch.setattr(distinct_values, "VALUES_BYTES", 1000)
+    monkeypatch.setattr(distinct, "as_batch", measured)
+    monkeypatch.setattr(distinct, "VALUES_BYTES", 1000)
     monkeypatch.setattr(wide_columns, "NARROW_BYTES", 2000)
     clicks = [Click("p", f"{at}" + "x" * 80, 1.0) for at in range(100)]
     (result,) = OperatorCluster(tmp_path, OUTPUT).batch(Counts(), grouped(clicks))

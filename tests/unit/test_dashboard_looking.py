@@ -20,9 +20,8 @@ from penstock.dashboard.looking import ASLEEP_EVERY_S, FIND_EVERY_S, STALE_S, St
 from penstock.dashboard.metrics import exposition
 from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages import overview as overview_page
-from penstock.dashboard.pages.verdict import verdict
 from penstock.errors import ConfigError
-from penstock.status.health import needs_somebody
+from penstock.status.health import needs_attention, verdict
 from penstock.status.jobs import FoundJob
 from penstock.status.view import FailureView, JobState, JobView
 from penstock.testing.virtual import VirtualClock
@@ -329,7 +328,7 @@ def test_a_job_whose_storage_hangs_is_not_shown_as_healthy(
     with job.running():
         looker.look()
         (view,) = looker.views()
-        assert (view.look_age_s, verdict(view).headline, needs_somebody(view)) == (0.0, "Healthy", False)
+        assert (view.look_age_s, verdict(view).headline, needs_attention(view)) == (0.0, "Healthy", False)
         hanging = Hanging(monkeypatch, tmp_path)
         clock.sleep(FIND_EVERY_S)
         thread = threading.Thread(target=looker.look, daemon=True)
@@ -341,7 +340,7 @@ def test_a_job_whose_storage_hangs_is_not_shown_as_healthy(
             (aged,) = looker.views()
             ages.append(aged.look_age_s)
             assert verdict(aged).headline == "Not seen"
-            assert needs_somebody(aged)
+            assert needs_attention(aged)
             assert (
                 f'penstock_last_look_age_seconds{{job_id="{aged.id}",job_name="views"}} {aged.look_age_s}'.encode()
                 in exposition([aged])
@@ -460,7 +459,7 @@ def test_a_job_that_never_gets_up_is_late(
         since=now - since,
         failures=failed,
     )
-    assert (view.is_stuck, view.is_late, needs_somebody(view)) == (stuck, stuck, stuck)
+    assert (view.is_stuck, view.is_late, needs_attention(view)) == (stuck, stuck, stuck)
     assert (
         b'penstock_checkpoint_late{job_id="%s",job_name="views"} 1.0' % (b"0" * 32) in exposition([view])
     ) == stuck

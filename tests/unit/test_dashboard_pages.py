@@ -34,8 +34,6 @@ from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import json_models, pages
 from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.render import environment
-from penstock.dashboard.pages.sentences import collapsed, sentence
-from penstock.dashboard.pages.words import NOTHING, watermark_moment
 from penstock.requests.request_client import Outcome
 from penstock.status.events import (
     CheckpointCommitted,
@@ -49,10 +47,11 @@ from penstock.status.events import (
 )
 from penstock.status.failure_history import failures
 from penstock.status.log_messages import event_time_left
-from penstock.status.observer import Progress
+from penstock.status.observer import Observer
+from penstock.status.sentences import collapsed, sentence
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView, RunView
-from penstock.wording import event_moment
+from penstock.wording import NOTHING, event_moment, watermark_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 REQUEST = "ab" * 16
@@ -251,8 +250,8 @@ def test_a_late_checkpoint_is_said_in_words() -> None:
 def test_a_dead_job_says_what_to_do() -> None:
     """The first thing that is read of a dead job is what follows."""
     text = Parsed(pages.job(died(), FRAME)).text
-    assert "Start the program again; it goes on from checkpoint 311." in text
-    assert "Mend the cause and start the program again" in Parsed(pages.job(failed(), FRAME)).text
+    assert "Start the program again. The job continues from checkpoint 311." in text
+    assert "Fix the cause and start the program again" in Parsed(pages.job(failed(), FRAME)).text
 
 
 def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
@@ -537,9 +536,9 @@ def test_a_watermark_is_shown_as_everywhere_else() -> None:
     assert text == "2026-11-17 12:00:00.25"
     assert watermark_moment(round(at.timestamp() * 1_000_000)) == text
     assert state_moment(at) == text
-    assert f"watermark {text} UTC" in event_time_left(
-        "views", Progress(watermarks={"counts": at}), drainable=False
-    )
+    observer = Observer()
+    observer.event_time({"counts": at}, {}, {})
+    assert f"watermark {text} UTC" in event_time_left("views", observer.progress, drainable=False)
     assert watermark_moment(2**62) == NOTHING
 
 

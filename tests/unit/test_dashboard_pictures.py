@@ -39,17 +39,16 @@ from penstock.dashboard.pages.phases import (
     split,
     split_ms,
 )
-from penstock.dashboard.pages.sentences import sentence
 from penstock.dashboard.pages.timeline import MOST_LANES, timeline
-from penstock.dashboard.pages.verdict import Tone, concerns, verdict
-from penstock.dashboard.pages.words import NOTHING, ago, behind, compact, moment, near, shortened
 from penstock.status.backlog import Behind, total_behind
 from penstock.status.checkpoint_history import history
 from penstock.status.events import Event, FirstBatch
-from penstock.status.health import needs_somebody
+from penstock.status.health import Tone, concerns, needs_attention, verdict
 from penstock.status.live import PendingLive, SourceLive
 from penstock.status.plan import PlanNode
+from penstock.status.sentences import sentence
 from penstock.status.view import CheckpointStatus, CheckpointView, JobState, JobView
+from penstock.wording import NOTHING, ago, behind, compact, near, shortened, utc_moment
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────
 
@@ -360,7 +359,7 @@ def test_bad_is_what_needs_somebody(made: Callable[[], JobView]) -> None:
     for state, supervised in product(JobState, (False, True)):
         view = msgspec.structs.replace(made(), state=state, supervised=supervised)
         found = verdict(view)
-        assert (found.tone is Tone.BAD) == needs_somebody(view), (state, supervised)
+        assert (found.tone is Tone.BAD) == needs_attention(view), (state, supervised)
         if made is with_a_sink_down and state.is_alive:
             assert found.tone is Tone.BAD
             assert "does not take commits" in found.detail
@@ -393,7 +392,7 @@ def test_a_job_that_is_silent_is_a_worry() -> None:
     """Numbers that are old are not shown as if they were new."""
     silent = msgspec.structs.replace(healthy(), live=live(at=NOW - 40))
     assert verdict(silent).tone is Tone.WARNING
-    assert "has not said for 40 s" in verdict(silent).detail
+    assert "has not reported for 40 s" in verdict(silent).detail
 
 
 @pytest.mark.parametrize("event", [*story(), *hostile().events], ids=lambda event: type(event).__name__)
@@ -412,7 +411,7 @@ def test_only_what_happens_all_the_time_is_routine() -> None:
     }
     assert (
         sentence(FirstBatch(at=NOW, run=1, batch=7, took_s=2.0)).text
-        == "Its first batch, 7, was done after 2 s: it is processing."
+        == "The first batch of run 1, batch 7, finished after 2 s."
     )
 
 
@@ -420,7 +419,7 @@ def test_only_what_happens_all_the_time_is_routine() -> None:
     ("said", "expected"),
     [
         (compact(0), "0"), (compact(0.4), "0.4"), (compact(999), "999"), (compact(12_400), "12.4 k"), (compact(999_999), "1 M"), (compact(-5), "-5"), (compact(3e18), "3000000 T"),
-        (moment(0), NOTHING), (moment(1e300), NOTHING), (moment(-5), NOTHING), (moment(NOW), "2026-11-17 10:52:44"),
+        (utc_moment(0), NOTHING), (utc_moment(1e300), NOTHING), (utc_moment(-5), NOTHING), (utc_moment(NOW), "2026-11-17 10:52:44"),
         (ago(NOW - 0.2, NOW), "just now"), (ago(0, NOW), NOTHING), (ago(NOW - 90, NOW), "1 min 30 s ago"), (ago(NOW + 90, NOW), "just now"),
         (near(NOW - 60, NOW), "10:51:44"), (near(NOW - 86_400, NOW), "2026-11-16 10:52:44"),
         (behind(None, NOW), NOTHING), (behind(int((NOW - 4.2) * 1e6), NOW), "4.2 s"), (behind(int((NOW + 3) * 1e6), NOW), "3 s ahead"),

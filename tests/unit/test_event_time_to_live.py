@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,18 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.config import OnBadRecord
-from penstock.engine.aggregate_task import EVENT_TIME_US, AggregateTask
-from penstock.engine.executor import Executor
+from builders.operator_cluster import BuiltIn, OperatorCluster, task_context
 from penstock.errors import ConfigError
-from penstock.ids import CheckpointId
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial
-from penstock.operators.bad_records import BadRecords
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
+from penstock.operators.aggregate.distinct import aggregate_layout
+from penstock.operators.aggregate.operator import EVENT_TIME_US, AggregateSpec
 from penstock.operators.clock import OperatorClock
-from penstock.operators.distinct_values import aggregate_layout
 from penstock.operators.inputs import TaskRows
-from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import RESULTS
 from penstock.operators.process.co import TIME, in_one_table
 from penstock.operators.process.keyed import Context
@@ -307,18 +301,13 @@ class Counting(BuiltIn):
     def run_in_time(
         self, rows: pa.Table, state: OpenState, context: Context, clock: OperatorClock
     ) -> list[pa.RecordBatch]:
-        plan: Any = SimpleNamespace(clock_of=lambda _: replace(clock, latest_us=1000))
-        task = AggregateTask(
-            "op", ("k",), self.layout(KEY), plan, cast("Executor", None), OnBadRecord.FAIL, COUNT
-        )
-        given = task.apply(
-            TaskRows(rows), state, 0, BadRecords("op", CheckpointId(1), kept=False), LateRows(None)
-        )
+        spec = AggregateSpec(COUNT, KEY, TTL)
+        given = spec.task(task_context(replace(clock, latest_us=1000))).apply(TaskRows(rows), state)
         return list(given[RESULTS])
 
 
 KEY = arrow_schema("k string")
-COUNT = [AggregateSpec("n", Kind.COUNT, (Partial("n", Kind.COUNT, pa.int64()),), pa.int64())]
+COUNT = (AggregateColumn("n", Kind.COUNT, (Partial("n", Kind.COUNT, pa.int64()),), pa.int64()),)
 COUNTED = arrow_schema(f"k string, n long, {EVENT_TIME_US} long")
 
 

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.spark.foreground import in_foreground
 from penstock.spark.handle import JobHandle
 from penstock.spark.status import Status
-from penstock.status.observer import Progress
+from penstock.status.live import Progress
 
 
 class Started:
@@ -21,7 +21,7 @@ class Started:
 
     def __init__(self) -> None:
         self.did: list[str] = []
-        self.progress = Progress(checkpoint=7)
+        self.progress = Progress(run=1, at=0.0, status="running", checkpoint=7)
         self.status = Status.RUNNING
 
     def wait(self, timeout: float) -> bool:

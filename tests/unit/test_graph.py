@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Late, Output, Source
-from penstock.operators.aggregate import Aggregate
+from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.row_order import Order, parse_order
 from penstock.operators.window import Window

@@ -32,12 +32,13 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
-from penstock.operators.join_spec import How, InputColumns, JoinSpec
-from penstock.operators.lookup_rows import LookupSpec, run_lookup
+from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.interval import run_join
+from penstock.operators.join.lookup import LookupSpec, run_lookup
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.process.keyed import Context
 from penstock.operators.python_values import python_values
-from penstock.operators.run_join import run_join
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import moment

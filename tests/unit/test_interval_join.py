@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from builders.interval_joins import LEFT, RIGHT, Join, Row, left_input, right_input, shown, table
 from builders.operator_cluster import OperatorCluster
-from penstock.operators import join_rows, join_state, run_join, stored_rows
-from penstock.operators.join_spec import How, InputColumns, JoinSpec
+from penstock.operators import stored_rows
+from penstock.operators.join import interval, pairs, state
+from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.window_kinds import TimeWindows
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share
@@ -124,11 +126,11 @@ BATCHES = st.lists(st.tuples(st.lists(STEP, max_size=8), st.integers(0, 25)), mi
 
 def run(backend: str, spec: JoinSpec, how: How, batches: Any, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as root, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_join, "PIECE_BYTES", data.draw(st.sampled_from([1, 200, 1 << 20])))
-        patch.setattr(run_join, "PAIRS_AT_ONCE", data.draw(st.sampled_from([1, 3, 1000])))
-        patch.setattr(run_join, "PART_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
-        patch.setattr(join_rows, "PART_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
-        patch.setattr(join_state, "KEYS_AT_ONCE", data.draw(st.sampled_from([1, 1000])))
+        patch.setattr(interval, "PIECE_BYTES", data.draw(st.sampled_from([1, 200, 1 << 20])))
+        patch.setattr(interval, "PAIRS_AT_ONCE", data.draw(st.sampled_from([1, 3, 1000])))
+        patch.setattr(interval, "PART_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
+        patch.setattr(pairs, "PART_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
+        patch.setattr(state, "KEYS_AT_ONCE", data.draw(st.sampled_from([1, 1000])))
         patch.setattr(stored_rows, "FEW_ROWS", data.draw(st.sampled_from([1, 1000])))
         cluster = OperatorCluster(Path(root), spec.output, backend)
         cluster.skips_idle = data.draw(st.booleans())

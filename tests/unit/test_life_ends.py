@@ -15,6 +15,7 @@ from penstock.spark.job_runner import JobRunner
 from penstock.spark.status import Status
 from penstock.status.events import Event, JobEnded, RunFailed
 from penstock.status.journal import JournalReader, JournalWriter
+from penstock.status.live import Progress
 from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 
@@ -107,6 +108,8 @@ def test_a_handle_says_how_the_job_is(checkpoint: int, shown: str) -> None:
     """`print(job.run())` shows the job's name, its status and its newest checkpoint."""
     life = object.__new__(JobRunner)
     life.job = SimpleNamespace(name="views")  # type: ignore[assignment]
-    life.status, life.observer = Status.FINISHED, Observer()
-    life.observer.progress.checkpoint = checkpoint
+    life.status, life.observer = (
+        Status.FINISHED,
+        Observer(progress=Progress(run=1, at=0.0, status="finished", checkpoint=checkpoint)),
+    )
     assert repr(JobHandle(life)) == shown

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import lookup_rows
-from penstock.operators.join_spec import InputColumns
-from penstock.operators.lookup_rows import LookupSpec, run_lookup
+from penstock.operators.join import lookup
+from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.time_to_live import TimeToLive
@@ -83,8 +83,8 @@ def test_a_lookup_equals_its_model(
 ) -> None:
     """Right rows of the batch count first, and of those of a key the last one."""
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as root, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookup_rows, "LIMITS", PieceLimits(data.draw(st.sampled_from([1, 100, 1 << 20]))))
-        patch.setattr(lookup_rows, "PART_BYTES", data.draw(st.sampled_from([1, 50, 1 << 20])))
+        patch.setattr(lookup, "LIMITS", PieceLimits(data.draw(st.sampled_from([1, 100, 1 << 20]))))
+        patch.setattr(lookup, "PART_BYTES", data.draw(st.sampled_from([1, 50, 1 << 20])))
         operator = Lookup(inner=inner, ttl=TimeToLive("5s") if expires else None)
         cluster = OperatorCluster(Path(root), operator.spec.output, backend)
         known: dict[str, tuple[int, int]] = {}

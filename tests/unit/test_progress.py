@@ -21,7 +21,7 @@ def test_rows_are_counted_where_they_come_in_and_for_each_sink() -> None:
     observer.rows_read(1, {"clicks": SourceAccount(2), "users": SourceAccount(0)})
     observer.batch_done(CheckpointId(1), [transaction(1, "alerts")], 0.5)
     assert observer.progress.rows_in == 42
-    assert observer.progress.rows_by_source == {"clicks": 32, "users": 10}
+    assert {uid: one.rows for uid, one in observer.progress.sources.items()} == {"clicks": 32, "users": 10}
     assert observer.progress.rows_out == {"views": 2, "alerts": 1}
     assert early == {"views": 2}
 

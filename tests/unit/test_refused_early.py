@@ -13,15 +13,15 @@ from penstock.engine.dead_letters import tolerates
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source
 from penstock.keyed_streams import KeyedStream
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial
-from penstock.operators.distinct_values import aggregate_layout
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
+from penstock.operators.aggregate.distinct import aggregate_layout
 from penstock.operators.row_order import parse_orders
 from penstock.operators.states import StateAssignedError
 from penstock.spark.operators.process import check_broadcast_names
 from penstock.streams import Stream
 
 SOURCE: Any = Source("in", None, None)  # type: ignore[arg-type]  # nobody looks into it
-COUNTED = AggregateSpec("n", Kind.COUNT, (Partial("__n_count", Kind.COUNT, pa.int64()),), pa.int64())
+COUNTED = AggregateColumn("n", Kind.COUNT, (Partial("__n_count", Kind.COUNT, pa.int64()),), pa.int64())
 UNIQUE = replace(COUNTED, name="uv", distinct=(pa.string(),))
 
 

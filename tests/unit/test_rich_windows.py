@@ -26,23 +26,30 @@ from builders.window_operators import (
     WindowAggregates,
     rows_table,
 )
-from penstock.engine.dead_letters import ROWS
 from penstock.operators import session_aggregate, window_distinct
-from penstock.operators.aggregates import (
-    AggregateSpec,
+from penstock.operators.aggregate.columns import (
+    AggregateColumn,
     Kind,
     Partial,
-    finish,
     partial_name,
+    picked_type,
     state_schema,
     stored_aggregates,
 )
+from penstock.operators.aggregate.distinct import (
+    WHOSE,
+    in_order,
+    set_sizes,
+    set_type,
+    united,
+    value_names,
+    with_sets,
+)
+from penstock.operators.aggregate.merge import finish
+from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_windows import CountSpec, run_count_windows
-from penstock.operators.distinct_sets import in_order, set_sizes, set_type, united
-from penstock.operators.distinct_values import WHOSE, value_names, with_sets
 from penstock.operators.late_panes import ABSURD, LATE
-from penstock.operators.picked_values import picked_type
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
@@ -59,9 +66,9 @@ BEFORE = -100
 """No row is late."""
 
 
-def _picking(name: str, kind: Kind, *, by: bool = False) -> AggregateSpec:
+def _picking(name: str, kind: Kind, *, by: bool = False) -> AggregateColumn:
     kept = picked_type(pa.int64(), pa.int64() if by else None, timed=True)
-    return AggregateSpec(name, kind, (Partial(partial_name(name, kind), kind, kept),), pa.int64())
+    return AggregateColumn(name, kind, (Partial(partial_name(name, kind), kind, kept),), pa.int64())
 
 
 PICKED = (
@@ -70,9 +77,9 @@ PICKED = (
     _picking("best", Kind.MAX_BY, by=True),
 )
 _COUNT = Partial(partial_name("different", Kind.COUNT_DISTINCT), Kind.COUNT, pa.int64())
-DISTINCT = AggregateSpec("different", Kind.COUNT_DISTINCT, (_COUNT,), pa.int64(), distinct=(pa.int64(),))
+DISTINCT = AggregateColumn("different", Kind.COUNT_DISTINCT, (_COUNT,), pa.int64(), distinct=(pa.int64(),))
 _TOTAL = Partial(partial_name("n", Kind.COUNT), Kind.COUNT, pa.int64())
-ROWS_SPEC = AggregateSpec("n", Kind.COUNT, (_TOTAL,), pa.int64())
+ROWS_SPEC = AggregateColumn("n", Kind.COUNT, (_TOTAL,), pa.int64())
 Rows = list[tuple[int, int]]
 (SET,) = with_sets([DISTINCT])
 """The same count, of values that are kept as a set."""

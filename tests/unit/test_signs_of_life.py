@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TextIO
 
+import msgspec
 import pytest
 
 from penstock.spark import terminal_output
@@ -24,8 +25,8 @@ from penstock.spark.terminal_output import (
     log_on,
     signs_of_life,
 )
+from penstock.status.live import Progress
 from penstock.status.log_messages import LIFE
-from penstock.status.observer import Progress
 from penstock.testing.virtual import VirtualClock
 from services.terminals import no_log, real_terminal, screen
 
@@ -172,11 +173,14 @@ def test_the_signs_of_a_job() -> None:
     signs = SignsOfLife(LiveLine(terminal), clock)
     signs.starting()
     assert terminal.shown == ["starting"]
-    handle: Any = SimpleNamespace(progress=Progress(run=3, batches=1), status=Status.RUNNING)
+    handle: Any = SimpleNamespace(
+        progress=Progress(run=3, at=0.0, status="running", batches=1), status=Status.RUNNING
+    )
     signs.watch(handle)
     assert terminal.shown[0].startswith("running, run 3, 1 batch, its rows are not counted yet, 0 rows/s, ")
     clock.sleep(2.0)
-    handle.progress.rows_in, handle.status = 500, Status.RESTARTING
+    handle.progress = msgspec.structs.replace(handle.progress, rows_in=500)
+    handle.status = Status.RESTARTING
     signs.watch(handle)
     assert terminal.shown[0].startswith("restarting, run 3, 1 batch, 500 rows in, 250 rows/s, ")
     signs.watch(handle, stopping=True)
@@ -274,7 +278,9 @@ def test_a_failure_leaves_the_terminal_clean() -> None:
 
 def test_a_real_terminal() -> None:
     """The line is as wide as the terminal allows, what is logged stands above it, and it is gone at the end."""
-    handle: Any = SimpleNamespace(progress=Progress(run=3, batches=24, rows_in=5), status=Status.RUNNING)
+    handle: Any = SimpleNamespace(
+        progress=Progress(run=3, at=0.0, status="running", batches=24, rows_in=5), status=Status.RUNNING
+    )
     with no_log(), real_terminal(40) as (stream, written), streams(io.StringIO(), stream):
         with signs_of_life() as signs:
             signs.watch(handle)
@@ -294,7 +300,9 @@ def test_a_real_terminal() -> None:
 
 def story_of_a_job(stream: TextIO, has_terminal: Callable[[bool], None]) -> None:
     """A job that a shell puts into the background and brings back."""
-    handle: Any = SimpleNamespace(progress=Progress(run=3, batches=1), status=Status.RUNNING)
+    handle: Any = SimpleNamespace(
+        progress=Progress(run=3, at=0.0, status="running", batches=1), status=Status.RUNNING
+    )
     with no_log(), streams(io.StringIO(), stream), signs_of_life() as signs:
         signs.watch(handle)
         has_terminal(False)
@@ -302,7 +310,7 @@ def story_of_a_job(stream: TextIO, has_terminal: Callable[[bool], None]) -> None
         life()
         signs.watch(handle)
         has_terminal(True)
-        handle.progress.batches = 2
+        handle.progress = msgspec.structs.replace(handle.progress, batches=2)
         signs.watch(handle)
         life()
         has_terminal(False)

@@ -13,9 +13,9 @@ import penstock as ps
 from builders.window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.dead_letters import ROWS
 from penstock.engine.window_task import SessionAggregateTask, WindowAggregateTask, WindowProcessTask
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec
@@ -23,7 +23,7 @@ from penstock.operators.time_column import TimeColumn
 from penstock.operators.window_aggregate import PANE, WindowSpec
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.recovery.rescale import redistribute
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle, over_in_all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,15 +10,16 @@ import msgspec
 import pytest
 
 import penstock as ps
+from builders.restore_plans import job_spec, plan_of
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.guarantee import Guarantee
-from penstock.ids import RunId, SubtaskId
-from penstock.ownership.claim import Claim
-from penstock.recovery.restore import RestorePoint
+from penstock.ids import SubtaskId
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.started_batches import StartedBatch
 from penstock.state.handle import FileRef, StateHandle
+from penstock.status.live import Progress, SourceLive
 from penstock.status.log_messages import Rate, ended, event_time_left, live_line, started
-from penstock.status.observer import Observer, Progress
+from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 
 NOW = 1_700_000_000.0
@@ -42,13 +43,31 @@ CHECKPOINT = Completed(
     completed_at=NOW - 75,
     duration_ms=56.0,
 )
-BUSY = Progress(run=3, batches=24, rows_in=1_200_000, checkpoint=41, checkpoint_at=NOW - 12.4)
+NOTHING_YET = Progress(run=0, at=NOW, status="running")
+BUSY = Progress(
+    run=3, at=NOW, status="running", batches=24, rows_in=1_200_000, checkpoint=41, checkpoint_at=NOW - 12.4
+)
 
 
-def point(tmp_path: Path, *retained: Completed, begun: int | None = None) -> RestorePoint:
-    claim = Claim(LocalStorage(tmp_path), RunId(3), "token")
+def timed(
+    watermarks: Mapping[str, datetime | None], due_next: Mapping[str, datetime] | None = None
+) -> Progress:
+    observer = Observer(progress=BUSY)
+    observer.event_time(watermarks, due_next or {}, {})
+    return observer.progress
+
+
+def left_out(bad: Mapping[str, int], late: Mapping[str, int]) -> Progress:
+    observer = Observer(progress=BUSY)
+    observer.bad_records(bad)
+    observer.late_rows(late)
+    return observer.progress
+
+
+def point(tmp_path: Path, *retained: Completed, begun: int | None = None) -> RestorePlan:
     record = None if begun is None else StartedBatch(2, Barrier(), batch=begun)
-    return RestorePoint(claim, retained, record)
+    spec = job_spec(LocalStorage(tmp_path), layouts={}, max_parallelism=128)
+    return plan_of(spec, retained, record, drop_state=("counts",))
 
 
 def test_a_first_start(tmp_path: Path) -> None:
@@ -84,17 +103,17 @@ def test_the_end() -> None:
     assert ended("views", "finished", BUSY) == (
         "job views finished: run 3, 24 batches, 1,200,000 rows in, last checkpoint 41"
     )
-    one = dataclasses.replace(BUSY, batches=1, rows_in=1, checkpoint=-1, restarts=1)
+    one = msgspec.structs.replace(BUSY, batches=1, rows_in=1, checkpoint=-1, restarts_total=1)
     assert ended("views", "failed", one) == (
         "job views failed: run 3, 1 batch, 1 row in, no checkpoint, 1 restart"
     )
-    again = dataclasses.replace(one, restarts_before=2)
+    again = msgspec.structs.replace(one, restarts_total=3)
     assert ended("views", "failed", again).endswith(", no checkpoint, 3 restarts")
-    lossy = dataclasses.replace(BUSY, bad_records={"views": 1}, late_rows={"views": 1_000, "windows": 234})
+    lossy = left_out({"views": 1}, {"views": 1_000, "windows": 234})
     assert ended("views", "stopped", lossy) == (
         "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1 bad row, late rows (views 1,000; windows 234), last checkpoint 41"
     )
-    lossy = dataclasses.replace(BUSY, bad_records={"views": 0}, late_rows={"views": 1_234, "windows": 0})
+    lossy = left_out({"views": 0}, {"views": 1_234, "windows": 0})
     assert ended("views", "stopped", lossy) == (
         "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1,234 late rows, last checkpoint 41"
     )
@@ -104,11 +123,11 @@ def test_what_is_open_at_the_end() -> None:
     """How far event time came and what waits for it, and how to close it where that can be; nothing where nothing goes by it."""
     at, later = (datetime(2026, 1, 1, 0, 0, second, 999_999, UTC) for second in (30, 39))
     assert event_time_left("views", BUSY, drainable=True) == ""
-    done = dataclasses.replace(BUSY, watermarks={"counts": at})
+    done = timed({"counts": at})
     assert event_time_left("views", done, drainable=True) == (
         "job views: watermark 2026-01-01 00:00:31 UTC, nothing is open"
     )
-    left = dataclasses.replace(done, due_next={"counts": later})
+    left = timed({"counts": at}, {"counts": later})
     still = (
         "job views: watermark 2026-01-01 00:00:31 UTC, still open: counts (next at 2026-01-01 00:00:40 UTC)"
     )
@@ -116,21 +135,24 @@ def test_what_is_open_at_the_end() -> None:
     assert event_time_left("views", left, drainable=True) == (
         f"{still}; the next run goes on with it, drain=True closes it"
     )
-    two = dataclasses.replace(BUSY, watermarks={"counts": at, "alarms": None}, due_next={"alarms": later})
+    two = timed({"counts": at, "alarms": None}, {"alarms": later})
     assert event_time_left("views", two, drainable=False) == (
         "job views: watermarks (alarms none yet; counts 2026-01-01 00:00:31 UTC), still open: alarms (next at 2026-01-01 00:00:40 UTC)"
     )
-    last = dataclasses.replace(BUSY, watermarks={"counts": datetime.max.replace(tzinfo=UTC)})
+    last = timed({"counts": datetime.max.replace(tzinfo=UTC)})
     assert "9999-12-31 23:59:59" in event_time_left("views", last, drainable=False)
 
 
 @pytest.mark.parametrize(
     ("progress", "line"),
     [
-        (Progress(), "running, 0 batches, 0 rows in, 52,310 rows/s, no checkpoint"),
-        (Progress(batches=1), "running, 1 batch, its rows are not counted yet, 52,310 rows/s, no checkpoint"),
+        (NOTHING_YET, "running, 0 batches, 0 rows in, 52,310 rows/s, no checkpoint"),
         (
-            Progress(batches=1, sources_at=NOW),
+            msgspec.structs.replace(NOTHING_YET, batches=1),
+            "running, 1 batch, its rows are not counted yet, 52,310 rows/s, no checkpoint",
+        ),
+        (
+            msgspec.structs.replace(NOTHING_YET, batches=1, sources={"clicks": SourceLive(looked_at=NOW)}),
             "running, 1 batch, 0 rows in, 52,310 rows/s, no checkpoint",
         ),
         (
@@ -138,7 +160,7 @@ def test_what_is_open_at_the_end() -> None:
             "running, run 3, 24 batches, 1,200,000 rows in, 52,310 rows/s, last checkpoint 41, 12 s ago",
         ),
         (
-            dataclasses.replace(BUSY, restarts=2, checkpoint_at=NOW + 5),
+            msgspec.structs.replace(BUSY, restarts_total=2, checkpoint_at=NOW + 5),
             "running, run 3, 24 batches, 1,200,000 rows in, 52,310 rows/s, last checkpoint 41, just now, 2 restarts",
         ),
     ],

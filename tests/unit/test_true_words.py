@@ -15,9 +15,6 @@ RETRIES = re.compile(r"tried again|retried|retries|tries again")
 THEY_DO = {
     "checkpoint/commits.py": "a commit is tried until it succeeds",
     "spark/failure_messages.py": "says how often",
-    "cli/event_lines.py": "tells what the restart strategy has decided",
-    "dashboard/pages/sentences.py": "the same",
-    "dashboard/pages/verdict.py": "the same, and of commits",
     "status/health.py": "of commits, which are",
 }
 """Who says that something is tried again is who does it. Whoever only meets a failure does not know what becomes of it."""
@@ -50,7 +47,7 @@ NOUNS = "rows|batches|restarts|transactions|files|failures|tries|times|keys|valu
 PLURAL = re.compile(rf"(?<!of )(?<!its )(?:%d|%s|\x00) (?:{NOUNS})\b(?!/)")
 MORE_THAN_ONE = {
     "spark/failure_messages.py": "a failure that was met several times in a row",
-    "dashboard/pages/verdict.py": "several in a row",
+    "status/health.py": "several in a row",
     "testing": "read by those who wrote the test",
 }
 """Where a number that stands before a plural is never one."""

@@ -12,8 +12,9 @@ from penstock.graph import Graph, Late, Source, TimeSettings
 from penstock.keyed_streams import KeyedStream
 from penstock.operators.base import Node
 from penstock.operators.dedupe import Dedupe
-from penstock.operators.join import Join, Lookup
-from penstock.operators.join_spec import How
+from penstock.operators.join.lookup import Lookup
+from penstock.operators.join.operator import Join
+from penstock.operators.join.spec import How
 from penstock.streams import Stream
 
 MINUTE_US = 60_000_000
@@ -66,7 +67,7 @@ def test_keys_of_both_streams() -> None:
     [
         ({}, "within is missing: without bounds all rows of both streams would have to be kept for ever"),
         ({"within": "10min"}, "it takes two durations"),
-        ({"within": ("10min", "5min")}, "the first bound is behind the second"),
+        ({"within": ("10min", "5min")}, "the first bound is later than the second"),
         ({"within": ("x", "5min")}, "within='x' is not a duration"),
         ({"within": ("-2000000d", "5min")}, "is longer than 1,000 years"),
         ({"within": ("0s", "1s"), "how": "outer"}, "how='outer' is unknown"),

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, finish, merge, partial_name
-from penstock.operators.picked_values import picked_type
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name, picked_type
+from penstock.operators.aggregate.merge import finish, merge
 from penstock.operators.value_order import compare
 
 FLOATS = st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 1.5])
@@ -58,10 +58,10 @@ def test_nested_values_are_compared_field_by_field(pairs: list[tuple[Any, Any]])
     assert compare(left, right).tolist() == [sign(*pair) for pair in pairs]
 
 
-def _picking(kind: Kind, *, by: bool, timed: bool) -> AggregateSpec:
+def _picking(kind: Kind, *, by: bool, timed: bool) -> AggregateColumn:
     value = pa.map_(pa.string(), pa.int64())
     kept = picked_type(value, TYPE if by else None, timed=timed)
-    return AggregateSpec("x", kind, (Partial(partial_name("x", kind), kind, kept),), value)
+    return AggregateColumn("x", kind, (Partial(partial_name("x", kind), kind, kept),), value)
 
 
 rows = st.tuples(st.none() | st.just([("a", 1)]) | st.just([]), VALUES, st.integers(0, 3))

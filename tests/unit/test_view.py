@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.forget import forget_everything
-from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.recovery.cleanup import forget_everything
 from penstock.status.checkpoint_history import percentiles
 from penstock.status.events import (
     CheckpointCommitted,
@@ -37,15 +36,16 @@ from penstock.status.events import (
     SavepointMade,
 )
 from penstock.status.failure_history import grouped
-from penstock.status.health import needs
+from penstock.status.health import concerns
 from penstock.status.job_watcher import COMING_UP_S, look_at
 from penstock.status.jobs import find_jobs, job_id, job_of, linked_jobs
 from penstock.status.journal import JournalWriter
 from penstock.status.journal_files import write_live, write_plan
 from penstock.status.listeners import Listeners
-from penstock.status.live import Live, PendingLive
+from penstock.status.live import PendingLive, Progress
+from penstock.status.observer import SourceAccount
 from penstock.status.plan import Plan
-from penstock.status.reporter import Chronicle, Totals
+from penstock.status.reporter import JobReporter
 from penstock.status.view import CheckpointStatus, FailureView, JobState, JobView
 from penstock.storage import LocalStorage, open_job_storage
 
@@ -136,7 +136,7 @@ def test_a_running_job(place: Place) -> None:
     assert place.look().state is JobState.STARTING
     write_plan(place.storage, run, PLAN)
     pending = PendingLive(checkpoint=7, triggered_at=995.0, subtasks=2, acknowledged=1, missing=("counts-1",))
-    write_live(place.storage, Live(run=run, at=999.0, status="running", pending=(pending,)))
+    write_live(place.storage, Progress(run=run, at=999.0, status="running", pending=(pending,)))
     beat(place.storage, run, 999.0)
     view = place.look()
     assert (view.state, view.run, view.guarantee) == (JobState.RUNNING, run, "exactly-once")
@@ -156,7 +156,9 @@ def test_a_running_job(place: Place) -> None:
 def test_how_a_job_ended(place: Place, how: RunOutcome, state: JobState) -> None:
     """It is seen as it said, and what was under way then is not under way any more."""
     run = place.run(900.0)
-    live = Live(run=run, at=905.0, status=how.value, pending=(PendingLive(checkpoint=1, triggered_at=904.0),))
+    live = Progress(
+        run=run, at=905.0, status=how.value, pending=(PendingLive(checkpoint=1, triggered_at=904.0),)
+    )
     write_live(place.storage, live)
     beat(place.storage, run, 906.0, ended=True)
     record_end(place.storage, end_of(run, how, 906.0))
@@ -168,7 +170,7 @@ def test_a_job_that_was_killed(place: Place) -> None:
     """It has died, and its last words tell how many rows are processed again; what a supervisor saw is said."""
     run = place.run(900.0)
     write_live(
-        place.storage, Live(run=run, at=910.0, status="running", rows_since_checkpoint=42, batch_at=909.0)
+        place.storage, Progress(run=run, at=910.0, status="running", rows_since_checkpoint=42, batch_at=909.0)
     )
     view = place.look()
     assert view.state is JobState.DIED
@@ -189,7 +191,7 @@ def test_at_most_once_a_killed_run_makes_nothing_be_done_again(place: Place) -> 
     settings = msgspec.structs.replace(SETTINGS, mode="at-most-once")
     run = place.run(at=800.0)
     write_plan(place.storage, run, msgspec.structs.replace(PLAN, settings=settings))
-    write_live(place.storage, Live(run=run, at=910.0, status="running", rows_since_checkpoint=42))
+    write_live(place.storage, Progress(run=run, at=910.0, status="running", rows_since_checkpoint=42))
     (failure,) = place.look(now=5000.0).failures
     assert failure.rows_again == 0
 
@@ -198,7 +200,7 @@ def test_at_most_once_a_killed_run_makes_nothing_be_done_again(place: Place) -> 
 def test_a_job_that_is_about_to_end_does_not_run(place: Place, status: str) -> None:
     """Its process is alive until its last helper is done."""
     run = place.run(at=NOW)
-    write_live(place.storage, Live(run=run, at=NOW, status=status))
+    write_live(place.storage, Progress(run=run, at=NOW, status=status))
     assert place.look().state is JobState.STOPPING
 
 
@@ -298,7 +300,7 @@ def test_late_checkpoints(place: Place) -> None:
     """A job is late when something waits to be completed for more than three intervals, and not when nothing does."""
     run = place.run(900.0)
     write_plan(place.storage, run, PLAN)
-    live = Live(
+    live = Progress(
         run=run, at=999.0, status="running", started_at=900.0, checkpoint_at=960.0, rows_since_checkpoint=1
     )
     for rows, at, late in ((1, 960.0, True), (0, 960.0, False), (1, 980.0, False)):
@@ -312,7 +314,7 @@ def test_a_job_is_not_late_for_what_it_has_not_written_down_yet(place: Place) ->
     run = place.run(900.0)
     often = msgspec.structs.replace(PLAN.settings, interval_s=0.1, min_pause_s=0.0)
     write_plan(place.storage, run, msgspec.structs.replace(PLAN, settings=often))
-    live = Live(run=run, at=999.0, status="running", started_at=900.0, rows_since_checkpoint=1)
+    live = Progress(run=run, at=999.0, status="running", started_at=900.0, rows_since_checkpoint=1)
     beat(place.storage, run, 999.0)
     for completed_at, late in ((998.5, False), (997.0, False), (996.0, True)):
         write_live(place.storage, msgspec.structs.replace(live, checkpoint_at=completed_at))
@@ -324,7 +326,7 @@ def test_a_job_that_rested_is_not_late(place: Place) -> None:
     run = place.run(at=100.0)
     beat(place.storage, run, 999.0)
     write_plan(place.storage, run, PLAN)
-    rested = Live(run=run, at=999.0, status="running", started_at=100.0, checkpoint_at=110.0)
+    rested = Progress(run=run, at=999.0, status="running", started_at=100.0, checkpoint_at=110.0)
     asked = (PendingLive(checkpoint=7, triggered_at=998.0),)
     for changes, late in (
         ({"rows_since_checkpoint": 5, "unsafe_since": 998.0}, False),
@@ -472,12 +474,12 @@ def test_a_supervisor_that_is_gone_is_told(place: Place) -> None:
     mine = process_start(os.getpid())
     place.tell(supervised_by(940.0, mine))
     assert not place.look().supervisor_gone
-    assert needs(place.look()) == ()
+    assert concerns(place.look()) == ()
     place.tell(supervised_by(950.0, "of another process"))
     assert place.look().supervisor_gone
-    (need,) = needs(place.look())
+    (need,) = concerns(place.look())
     assert (need.text, need.urgent) == (
-        "its supervisor is gone: nobody starts the job again if it dies",
+        "Its supervisor is gone: nothing starts the job again if it dies.",
         False,
     )
 
@@ -485,7 +487,7 @@ def test_a_supervisor_that_is_gone_is_told(place: Place) -> None:
 def test_restarts_are_those_of_all_starts(place: Place) -> None:
     """A job that was killed and started again has restarted, and its rows were processed again, as after a failure in a living driver."""
     first = place.run(900.0)
-    write_live(place.storage, Live(run=first, at=905.0, status="running", rows_since_checkpoint=200))
+    write_live(place.storage, Progress(run=first, at=905.0, status="running", rows_since_checkpoint=200))
     second = place.run(990.0)
     beat(place.storage, second, 999.0)
     place.tell(started(first, 900.0), started(second, 990.5, restored_from=3))
@@ -503,12 +505,14 @@ def test_runs_that_cannot_come_up_are_restarts(place: Place) -> None:
         place.tell(msgspec.structs.replace(failed, at=at + 1, run=run))
     beat(place.storage, run, 999.0)
     assert place.look().restarts == 3
-    write_live(place.storage, Live(run=run, at=990.0, status="restarting", failure="away", failed_in_a_row=4))
+    write_live(
+        place.storage, Progress(run=run, at=990.0, status="restarting", failure="away", failed_in_a_row=4)
+    )
     newest = place.run(991.0)
     beat(place.storage, newest, 999.0)
     view = place.look()
     assert (view.state, view.run, view.restarts) == (JobState.RESTARTING, newest, 4)
-    assert needs(view)[0].urgent
+    assert concerns(view)[0].urgent
 
 
 def test_percentiles_are_measured_values() -> None:
@@ -567,24 +571,30 @@ def test_counters_do_not_go_down_when_records_and_journal_forget(
     monkeypatch.setattr("penstock.status.journal_files.KEEP_BYTES", 400)
     monkeypatch.setattr("penstock.status.journal_files.KEEP_FILES", 3)
     storage, seen = place.storage, []
-    before: list[Totals] = []
     for start in range(12):
         claimant = Claimant()
         run = claim(storage, NOW + start, claimant).run
         forget_old_runs(storage, run, keep=4)
         seen.append(place.look(NOW + 1000))
-        live = Live(run=run, at=NOW + start, status="running", rows_since_checkpoint=10)
+        reporter = JobReporter(
+            storage,
+            claimant,
+            PLAN,
+            status=lambda: "running",
+            coordinator=lambda: None,
+            listeners=Listeners(),
+        )
+        reporter.observer.rows_read(0, {"clicks": SourceAccount(7 if start == 5 else 10)})
         if start == 5:  # this one fails once, and is tried again by itself; then it is stopped
-            live = msgspec.structs.replace(live, restarts=1, rows_again=7)
-        look = partial(msgspec.structs.replace, live)
-        chronicle = Chronicle(storage, claimant, PLAN, look, Listeners(), on_totals=before.append)
-        chronicle.run_began(run)
-        chronicle.tell(RunStarted(at=NOW + start, run=run, host="away", pid=1))
-        chronicle.close()
+            reporter.observer.run_failed(OSError("down"), strategy="s", delay_s=1.0, decision="again")
+            reporter.observer.restarting()
+        reporter.run_claimed(run)
+        reporter.tell(RunStarted(at=NOW + start, run=run, host="away", pid=1))
+        reporter.close()
         if start == 5:
             record_end(storage, end_of(run, RunOutcome.STOPPED, NOW + start))
         seen.append(place.look(NOW + 1000))
-        in_the_log = before[-1].restarts + live.restarts
+        in_the_log = reporter.observer.progress.restarts_total
         assert seen[-1].restarts - in_the_log in (
             0,
             1,

@@ -14,12 +14,13 @@ import pyarrow as pa
 import pytest
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import join_rows, late_rows, lookup_rows, run_join, window_rows
-from penstock.operators.arriving_rows import arriving
+from penstock.operators import late_rows, window_rows
 from penstock.operators.clock import OperatorClock
-from penstock.operators.join_spec import How, InputColumns, JoinSpec
+from penstock.operators.join import interval, lookup, pairs
+from penstock.operators.join.inputs import InputColumns, arriving
+from penstock.operators.join.lookup import LookupSpec, run_lookup
+from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.late_rows import LateRows
-from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
@@ -92,9 +93,9 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (join_rows, late_rows, lookup_rows, run_join, window_rows):
+    for module in (pairs, late_rows, lookup, interval, window_rows):
         monkeypatch.setattr(module, "PART_BYTES", PART)
-    monkeypatch.setattr(lookup_rows, "LIMITS", PieceLimits(PART))
+    monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 
 
 def rows(schema: pa.Schema, *columns: list[Any]) -> pa.Table:
@@ -123,7 +124,7 @@ def both_inputs(spec: JoinSpec, left: pa.Table, right: pa.Table) -> Operator:
     def apply(_: pa.Table, state: Any, context: Context, clock: OperatorClock) -> list[pa.RecordBatch]:
         first = clock.before_us < 0
         own, other = (left, right) if first else (left.slice(0, 0), right.slice(0, 0))
-        return run_join.run_join(spec, own, other, state, clock, operator=context.operator).results
+        return interval.run_join(spec, own, other, state, clock, operator=context.operator).results
 
     return Operator(spec.layout(), apply)
 

@@ -10,7 +10,9 @@ import pytest
 from builders.protocol_story import JOB
 from penstock.checkpoint.commits import Committer
 from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.events import Commit
+from penstock.checkpoint.events import CheckpointListener, Commit
+from penstock.checkpoint.sink_lanes import RecoveryCalls
+from penstock.errors import BadRecordError, CommitLostError, PenstockError, UnavailableError
 from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage
@@ -33,6 +35,52 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
     committer.commit(Commit("out", tuple(staged(sink, mine.run, checkpoint) for checkpoint in (1, 2, 3))))
     assert calls == [1, 2, 2, 2, 2, 3]
     assert clock.slept == pytest.approx([0.1, 0.2, 0.4])
+
+
+@pytest.mark.parametrize("shows_rows", [True, False])
+def test_errors_of_a_sink_show_no_rows_where_none_may_be_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shows_rows: bool
+) -> None:
+    """With `show_rows=False` the log and the journal have the class of a sink's error, and not its text, while commits are retried."""
+    trouble, heard = [ValueError("duplicate key: (email)=(ann@example.org)")], []
+
+    class Listener(CheckpointListener):
+        def sink_down(self, sink: str, cause: str, waiting: int) -> None:
+            heard.append(cause)
+
+    def hand_over(table: pa.Table, checkpoint: int, transaction: str) -> None:
+        if trouble:
+            raise trouble.pop()
+
+    sink = WriteAheadLog(hand_over, staging=tmp_path / "staging")
+    mine = claim(LocalStorage(tmp_path / "storage"), 0.0)
+    committer = Committer(
+        {"out": sink},
+        claim=mine,
+        owner=JOB,
+        clock=VirtualClock(),
+        post=lambda event: None,
+        listener=Listener(),
+        shows_rows=shows_rows,
+    )
+    committer.commit(Commit("out", (staged(sink, mine.run, 1),)))
+    assert "ValueError" in heard[0]
+    assert ("ann@example.org" in heard[0]) is shows_rows
+    assert ("ann@example.org" in caplog.text) is shows_rows
+
+
+@pytest.mark.parametrize("kind", [BadRecordError, CommitLostError, ValueError])
+def test_a_restore_shows_no_rows_either(kind: type[Exception]) -> None:
+    """What a sink raises while a run is restored is told by its class alone; what ends the job keeps its class."""
+
+    def call() -> None:
+        raise kind("row (7, 'ann@example.org')")
+
+    with RecoveryCalls(shows_rows=False) as calls, pytest.raises(PenstockError) as raised:
+        calls("out", call)
+    assert "ann@example.org" not in str(raised.value)
+    assert kind.__name__ in str(raised.value)
+    assert type(raised.value) is (UnavailableError if kind is ValueError else kind)
 
 
 def staged(sink: WriteAheadLog, run: int, checkpoint: int) -> PreCommitted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,7 +22,7 @@ from penstock.log_fields import about
 from penstock.ownership.claim import Claim
 from penstock.places import place_in_user_code
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
-from penstock.wording import counted, duration
+from penstock.wording import NOT_SHOWN, counted, duration
 
 SPEAK_EVERY_S = 60.0
 _LONGEST_TEXT = 500
@@ -134,6 +135,24 @@ RunCommit = Callable[[SinkCall], None]
 Post = Callable[[Event], None]
 
 
+@contextmanager
+def sink_errors(sink: str, *, shows_rows: bool) -> Iterator[None]:
+    """Errors of the sink as the job may tell them: without `shows_rows` only their class, since servers quote values of rows.
+
+    That a server does not answer is told in full: nothing of a row is in it.
+    """
+    try:
+        yield
+    except (UnavailableError, FencedError):
+        raise
+    except Exception as error:
+        if shows_rows:
+            raise
+        text = f"sink {sink}: {type(error).__name__} {NOT_SHOWN}"
+        kind = type(error) if isinstance(error, BadRecordError | CommitLostError) else UnavailableError
+        raise kind(text, sink=sink) from None
+
+
 def run_now(call: SinkCall) -> None:
     """Perform it in the calling thread."""
     call()
@@ -152,9 +171,11 @@ class Committer:
         post: Post,
         run: RunCommit = run_now,
         listener: CheckpointListener | None = None,
+        shows_rows: bool = True,
     ) -> None:
         self._sinks = sinks
         self._claim = claim
+        self._shows_rows = shows_rows
         self._owner = owner
         """Under which name the sinks keep this job's transactions."""
         self._clock = clock
@@ -190,7 +211,8 @@ class Committer:
         while action.sink not in self._left_to_next_run:
             try:
                 self._claim.check()
-                commit_in_order(self._sinks, action.transactions)
+                with sink_errors(action.sink, shows_rows=self._shows_rows):
+                    commit_in_order(self._sinks, action.transactions)
             except NO_FURTHER_TRY:
                 raise
             except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason

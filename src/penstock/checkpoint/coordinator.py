@@ -106,6 +106,7 @@ class Coordinator:
         run_commit: RunCommit = run_now,
         listener: CheckpointListener | None = None,
         left_over: Iterable[str] = (),
+        shows_rows: bool = True,
     ) -> None:
         self._protocol = protocol
         self._lock = threading.Lock()
@@ -123,6 +124,7 @@ class Coordinator:
             post=self._post,
             run=run_commit,
             listener=self._listener,
+            shows_rows=shows_rows,
         )
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []

@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Self, TypeVar
 
-from penstock.checkpoint.commits import SinkCall
+from penstock.checkpoint.commits import SinkCall, sink_errors
 from penstock.errors import UnavailableError
 from penstock.log_fields import in_context
 
@@ -90,8 +90,9 @@ class RecoveryCalls:
     `UnavailableError`. Without `given_up` the calling thread makes the calls itself.
     """
 
-    def __init__(self, given_up: Callable[[], bool] | None = None) -> None:
+    def __init__(self, given_up: Callable[[], bool] | None = None, *, shows_rows: bool = True) -> None:
         self._given_up = given_up
+        self._shows_rows = shows_rows
         self._lanes = SinkLanes(_done)
 
     def __enter__(self) -> Self:
@@ -108,7 +109,11 @@ class RecoveryCalls:
             raise UnavailableError("the job ends now, and no further call was made; the next run makes it")
 
     def __call__(self, sink: str, call: Callable[[], T]) -> T:
-        """What the call returns, or raises."""
+        """What the call returns, or raises, as the job may tell it."""
+        with sink_errors(sink, shows_rows=self._shows_rows):
+            return self._made(sink, call)
+
+    def _made(self, sink: str, call: Callable[[], T]) -> T:
         if self._given_up is None:
             return call()
         self.check()

@@ -1,4 +1,4 @@
-"""`penstock list`: all jobs in storages, a line each; also the top of `penstock watch`. Driver; no Spark."""
+"""The tables of jobs, runs and failures: for people, and as JSON for programs. Driver; no Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.cli.printing import about, ago, in_brief, iso, moment, visible
 from penstock.ownership.run_list import ListedRun
 from penstock.status.backlog import is_caught_up, total_behind
 from penstock.status.failure_history import grouped
-from penstock.status.health import needs_somebody
+from penstock.status.health import needs_attention
 from penstock.status.view import FailureGroup, FailureView, JobState, JobView
 from penstock.wording import counted, duration
 
@@ -44,7 +44,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "storage": view.storage,
         "state": view.state.value,
         "since": view.since or None,
-        "needs_somebody": needs_somebody(view),
+        "needs_attention": needs_attention(view),
         "run": view.run or None,
         "checkpoint": None if last is None else last.checkpoint,
         "checkpoint_age_s": view.checkpoint_age_s,

@@ -1,4 +1,4 @@
-"""`penstock status`: one job on one screen, and in one exit code. Driver; no Spark."""
+"""`penstock status`: one job on one screen with its graph, and in one exit code. Driver; no Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 from penstock.cli.job_tables import STATE_STYLES, TIGHT, as_json, cost, ui, what_happened
 from penstock.cli.printing import ago, in_brief, lasting, moment, rate, time_of_day
 from penstock.status.backlog import CaughtUp, is_caught_up, source_behind
-from penstock.status.health import needs, needs_somebody
-from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.status.health import Concern, Tone, concerns, needs_attention
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, Plan, PlanNode
 from penstock.status.view import JobState, JobView
 from penstock.wording import counted, duration, size
@@ -60,7 +60,7 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
     if wide:
         table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("now", overflow="fold")
-    live = view.live if view.live is not None else Live(run=view.run, at=0.0, status="")
+    live = view.live if view.live is not None else Progress(run=view.run, at=0.0, status="")
     for branches, node, first in lines(view.plan) if view.plan is not None else ():
         doing = _doing(live, node)
         name = Text.assemble(
@@ -77,7 +77,7 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
     return table
 
 
-def _doing(live: Live, node: PlanNode) -> SourceLive | OperatorLive | SinkLive | None:
+def _doing(live: Progress, node: PlanNode) -> SourceLive | OperatorLive | SinkLive | None:
     of_kind = {"source": live.sources, "operator": live.operators, "sink": live.sinks}
     return of_kind.get(node.kind, {}).get(node.uid)  # type: ignore[attr-defined, no-any-return]
 
@@ -155,7 +155,7 @@ def exit_code(view: JobView) -> int:
     """0: well, on its way back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody, see `view.needs`."""
     if view.state is JobState.UNREADABLE:
         return NOT_SEEN
-    return NEEDS_SOMEBODY if needs_somebody(view) else 0
+    return NEEDS_SOMEBODY if needs_attention(view) else 0
 
 
 def status_json(view: JobView) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def status_json(view: JobView) -> dict[str, Any]:
         **summed_up,
         "caught_up": answer.answer.value,
         "caught_up_why": answer.why or None,
-        "needs": msgspec.to_builtins(needs(view)),
+        "needs": [{"text": one.text, "advice": one.advice, "urgent": one.urgent} for one in problems(view)],
         "exit_code": exit_code(view),
     }
 
@@ -210,10 +210,15 @@ def _since(view: JobView) -> str:
 
 def needs_lines(view: JobView, before: str = "") -> Iterator[RenderableType]:
     """What is not as it should be, and what to do."""
-    for need in needs(view):
-        mark, style = ("NEEDS SOMEBODY ", "bold red") if need.urgent else ("ATTENTION ", "yellow")
-        yield Text.assemble((mark, style), (before, "bold"), in_brief(need.text, LONGEST_NEED))
-        yield Padding(Text(need.advice, "dim"), (0, 0, 0, 2))
+    for one in problems(view):
+        mark, style = ("NEEDS ATTENTION ", "bold red") if one.urgent else ("WARNING ", "yellow")
+        yield Text.assemble((mark, style), (before, "bold"), in_brief(one.text, LONGEST_NEED))
+        yield Padding(Text(one.advice, "dim"), (0, 0, 0, 2))
+
+
+def problems(view: JobView) -> list[Concern]:
+    """What is wrong, without what only informs."""
+    return [one for one in concerns(view) if one.tone is not Tone.QUIET]
 
 
 def facts(view: JobView) -> Table:

@@ -1,4 +1,4 @@
-"""What `penstock watch` shows: all jobs, or one with its graph, checkpoints, failures and journal. Driver; no Spark."""
+"""The screens of `penstock watch`, and the changes between two looks as lines. Driver; no Spark."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.console import Remembered, plain_console
-from penstock.cli.event_lines import event_line, is_bad
 from penstock.cli.job_tables import TIGHT, overview
 from penstock.cli.printing import about, in_brief, moment, time_of_day
-from penstock.cli.status_screen import facts, graph_table, heading, needs_lines
+from penstock.cli.status_screen import facts, graph_table, heading, needs_lines, problems
 from penstock.status.events import Event
-from penstock.status.health import needs
-from penstock.status.live import Live
+from penstock.status.live import Progress
+from penstock.status.sentences import sentence
 from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 from penstock.wording import duration, size
 
@@ -29,6 +28,8 @@ NUMBERS, FEWER_NUMBERS, LEAST_WHY = 80, 58, 12
 """Columns that the numbers of a checkpoint take, and what is left at least to say what became of it."""
 MOST_CHECKPOINTS = 5
 HINT = "q leaves"
+
+LONGEST_EVENT = 400
 
 
 class WatchScreen:
@@ -82,7 +83,7 @@ class WatchScreen:
         )
         left = room.height - _height([*parts], room) - 2
         parts += [
-            _journal(f"{name}: {event_line(event)}", event.at, bad=is_bad(event), room=room)
+            _journal(f"{name}: {event_line(event)}", event.at, bad=sentence(event).is_bad, room=room)
             for event, name in events[-max(LEAST_EVENTS, left) :]
         ]
         return Group(*parts, _hint())
@@ -100,14 +101,16 @@ class WatchScreen:
             parts += [_checkpoints(view, room.width), Text()]
         left = room.height - _height(parts, room) - 2
         events = list(reversed(view.events[: max(LEAST_EVENTS, left)]))
-        parts += [_journal(event_line(event), event.at, bad=is_bad(event), room=room) for event in events]
+        parts += [
+            _journal(event_line(event), event.at, bad=sentence(event).is_bad, room=room) for event in events
+        ]
         return Group(*parts, _hint())
 
     def _line_of(self, view: JobView, bars: int, uid: str) -> str:
         return self._rates.line(f"{view.storage}\0{uid}", bars)
 
 
-def _rates(live: Live) -> dict[str, float]:
+def _rates(live: Progress) -> dict[str, float]:
     sources = {uid: one.rows_per_s for uid, one in live.sources.items()}
     operators = {uid: one.rows_per_s for uid, one in live.operators.items()}
     return {**sources, **operators, **{uid: one.rows_per_s for uid, one in live.sinks.items()}}
@@ -162,6 +165,11 @@ def _hint() -> Text:
     return Text(HINT, "dim")
 
 
+def event_line(event: Event) -> str:
+    """What happened, on one line, without the time."""
+    return in_brief(sentence(event).line, LONGEST_EVENT)
+
+
 def _height(parts: Sequence[RenderableType], room: ConsoleDimensions) -> int:
     """How many lines these take."""
     console = plain_console(width=room.width, height=room.height)
@@ -202,7 +210,7 @@ class StatusChanges:
         yield from ((view.now, text) for text in self._new_needs(view))
 
     def _new_needs(self, view: JobView) -> Iterator[str]:
-        found = {_kind(need.text): f"{need.text}; {need.advice}" for need in needs(view)}
+        found = {_kind(one.text): one.sentences for one in problems(view)}
         for kind, text in found.items():
             if kind not in self._needs.get(view.storage, ()):
                 yield " ".join(text.split())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.status.backlog import source_behind
-from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.view import JobState, JobView
 
 Labels = tuple[str, ...]
@@ -40,13 +40,13 @@ def _one(value: Callable[[JobView], float | None]) -> Callable[[JobView], Values
     return values
 
 
-def _live(value: Callable[[Live], float | None]) -> Callable[[JobView], Values]:
+def _live(value: Callable[[Progress], float | None]) -> Callable[[JobView], Values]:
     """A single value that the job says of itself."""
     return _one(lambda view: None if view.live is None else value(view.live))
 
 
 def _parts(
-    parts: Callable[[Live], Mapping[str, _Part]], value: Callable[[JobView, _Part], float | None]
+    parts: Callable[[Progress], Mapping[str, _Part]], value: Callable[[JobView, _Part], float | None]
 ) -> Callable[[JobView], Values]:
     """A value of each source, operator or sink."""
 
@@ -181,13 +181,13 @@ _CHECKPOINTS = (
     Family(
         "penstock_checkpoints_completed_total",
         "Checkpoints completed since the job was started",
-        _live(lambda live: live.completed),
+        _live(lambda live: live.checkpoints_completed),
         counter=True,
     ),
     Family(
         "penstock_checkpoints_failed_total",
         "Checkpoints given up since the job was started",
-        _live(lambda live: live.failed),
+        _live(lambda live: live.checkpoints_failed),
         counter=True,
     ),
     Family(

@@ -16,7 +16,7 @@ from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.grouping import null_keys
-from penstock.operators.inputs import RightInput, TaskRows
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import Outputs, Tags
 from penstock.state.backends.base import OpenState, StateLayout
@@ -75,18 +75,12 @@ class OperatorTask(ABC):
             self.executor,
             self.on_bad_record,
             late=self.late,
-            late_right=self.late_right_columns,
         )
 
     @property
     def tags(self) -> Tags:
         """What travels with its results, where somebody wants it."""
         return self._subtask.tags
-
-    @property
-    def late_right_columns(self) -> pa.Schema | None:
-        """The columns of the late rows of its second input, where somebody reads them."""
-        return None
 
     @property
     def side_columns(self) -> Tags:
@@ -101,11 +95,6 @@ class OperatorTask(ABC):
     @property
     def broadcast_columns(self) -> tuple[str, ...] | None:
         """The columns of its broadcast side, None where it has none."""
-        return None
-
-    @property
-    def right_input(self) -> RightInput | None:
-        """Its second input, None where it has none."""
         return None
 
     def rows_given(self, table: pa.Table) -> int:
@@ -138,10 +127,6 @@ class _FormerSpec(Spec):
 
     def task(self, context: TaskContext) -> Task:
         return _FormerTask(context, self.of)
-
-    @property
-    def right(self) -> RightInput | None:
-        return self.of.right_input
 
     @property
     def broadcast(self) -> tuple[str, ...] | None:

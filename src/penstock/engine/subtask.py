@@ -86,7 +86,7 @@ class Subtask:
         before = plan.handles.get(subtask)
         context = self._context(layout, subtask, before)
         task = self.spec.task(context)
-        right = self.spec.right
+        right = self.spec.second_input
         rows = divided(table, self.spec.broadcast, None if right is None else right.columns)
         if rows.broadcast is not None:
             check_rows(
@@ -144,7 +144,7 @@ class Subtask:
     def _checked(self, rows: TaskRows, task: Task) -> TaskRows:
         """The rows without those that have no key, where these are left out; refuses them otherwise, and rows of another subtask."""
         context = task.context
-        right = self.spec.right
+        right = self.spec.second_input
         right_keys = () if right is None else right.keys
         if self.on_bad_record is not OnBadRecord.FAIL and not task.takes_null_keys:
             rows = replace(rows, own=task.without_null_keys(rows.own, context.keys))

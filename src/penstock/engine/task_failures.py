@@ -28,13 +28,12 @@ from penstock.operators.failed_call import failed_call
 from penstock.places import AT, without_secrets
 from penstock.recovery.restart import may_pass, place_of
 from penstock.snapshot.messages import TaskFailed
-from penstock.wording import storable
+from penstock.wording import NOT_SHOWN, storable
 
 _log = logging.getLogger(__name__)
 
 MOST_NOTES = 3
 LONGEST_NOTE = 300
-NOT_SHOWN = "(its text is not shown: it may have values of rows in it)"
 _NO_SECOND_TRY = frozenset(
     kind.__name__ for kind in (ConfigError, IncompatibleStateError, BadRecordError, UserCodeError)
 )

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from penstock.engine.aggregate_task import rows_stood_for, without_null_keys
-from penstock.engine.dead_letters import ROW, ROWS
 from penstock.engine.operator_task import OperatorTask
 from penstock.ids import SubtaskId
-from penstock.operators.bad_records import BadRecords
+from penstock.operators.aggregate.operator import rows_stood_for, without_null_keys
+from penstock.operators.bad_records import ROW, ROWS, BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.count_windows import CountSpec, run_count_windows

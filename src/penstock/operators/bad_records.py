@@ -25,6 +25,11 @@ LETTER = pa.schema(
 )
 """A dead letter: the uid of the operator or sink, why, the key columns and the whole row as JSON, and the batch."""
 
+ROWS = "__penstock_rows"
+"""Among what Spark has aggregated: how many rows it stands for."""
+ROW = "__penstock_row"
+"""The same, of rows without a key: the row itself."""
+
 _LONGEST_REASON = 2_000
 _LETTERS_IN_A_BATCH = 1_024
 Tolerates = Callable[[Exception], bool]

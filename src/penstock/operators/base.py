@@ -61,6 +61,10 @@ class Node(ABC):
     def are_results(self) -> bool:
         """Whether an operator has made its rows, or some of them."""
 
+    def revising(self) -> Operator | None:
+        """The operator that made its rows, where a later one of them may replace an earlier one."""
+        return None
+
     def event_time_column(self) -> TimeColumn | None:
         """Its `row_time` with its limits."""
         found = self.row_time()
@@ -192,6 +196,10 @@ class Operator(Node):
         """The rows of an operator are results."""
         return True
 
+    def revising(self) -> Operator | None:
+        """The operator itself, where an option makes it give several results for one thing."""
+        return self if self.revised_by else None
+
 
 # ── typed against its input ────────────────────────────────────────────────────────────────────────
 
@@ -213,7 +221,7 @@ class Spec(ABC):
         """The work of one subtask in one batch. Called on an executor, once for each attempt."""
 
     @property
-    def right(self) -> RightInput | None:
+    def second_input(self) -> RightInput | None:
         """Its second input, where it has one."""
         return None
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, finish, output_schema, state_schema
+from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
+from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.grouping import group_rows
-from penstock.operators.partial_groups import merged_groups
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.window_kinds import CountWindows, Numbers
 from penstock.operators.window_tables import one_batch
@@ -29,7 +29,7 @@ class CountSpec:
 
     key: pa.Schema
     windows: CountWindows
-    specs: tuple[AggregateSpec, ...]
+    specs: tuple[AggregateColumn, ...]
 
     @property
     def output(self) -> pa.Schema:

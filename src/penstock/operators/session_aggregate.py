@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, Kind, finish, output_schema, state_schema
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
+from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import Grouped, equal_rows, group_rows
-from penstock.operators.partial_groups import merged_groups
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.python_values import as_moments
 from penstock.operators.sessions import Numbers, joined_stretches
@@ -49,7 +49,7 @@ class SessionSpec:
     key: pa.Schema
     windows: SessionWindows
     lateness_us: int
-    specs: tuple[AggregateSpec, ...]
+    specs: tuple[AggregateColumn, ...]
     time: pa.DataType
     """That of `window_start` and `window_end`."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.clock import OperatorClock
 from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, order_keys
@@ -52,7 +52,7 @@ from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
 
 TIME = "__penstock_time"
-_ROWS = AggregateSpec("rows", Kind.COUNT, (Partial("__penstock_rows", Kind.COUNT, pa.int64()),), pa.int64())
+_ROWS = AggregateColumn("rows", Kind.COUNT, (Partial("__penstock_rows", Kind.COUNT, pa.int64()),), pa.int64())
 
 
 @dataclass(frozen=True)

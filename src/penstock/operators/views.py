@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, finish
+from penstock.operators.aggregate.columns import AggregateColumn
+from penstock.operators.aggregate.merge import finish
 from penstock.operators.grouping import equal_rows
 from penstock.operators.python_values import as_moments
 from penstock.operators.timers import MOMENTS
@@ -95,7 +96,7 @@ class TimestampColumn(Shown):
 class Result(Shown):
     """What an aggregate would give now."""
 
-    spec: AggregateSpec
+    spec: AggregateColumn
 
     @property
     def type(self) -> pa.DataType:

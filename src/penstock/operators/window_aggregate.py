@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, finish, merge, output_schema, state_schema
+from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
+from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
+from penstock.operators.aggregate.merge import finish, merge, merged_groups
 from penstock.operators.clock import OperatorClock
-from penstock.operators.distinct_values import WHOSE, counting_distinct
 from penstock.operators.early_results import AWAITED, EarlyResults, early_table
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import equal_rows
-from penstock.operators.partial_groups import merged_groups
 from penstock.operators.python_values import as_moments
 from penstock.operators.wide_columns import as_batch, widened
 from penstock.operators.window_distinct import WindowValues, window_values, with_no_counts
@@ -46,7 +46,7 @@ class WindowSpec:
     key: pa.Schema
     windows: TimeWindows
     lateness_us: int
-    specs: tuple[AggregateSpec, ...]
+    specs: tuple[AggregateColumn, ...]
     time: pa.DataType
     """That of `window_start` and `window_end`."""
     early_us: int | None = None

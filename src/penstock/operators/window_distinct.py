@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, Kind, state_schema
-from penstock.operators.distinct_values import (
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, state_schema
+from penstock.operators.aggregate.distinct import (
     VALUES_BYTES,
     WHOSE,
     counting_distinct,
@@ -34,7 +34,7 @@ from penstock.state.sizes import cut, row_bytes
 _STAMP = "__penstock_window_ends"
 
 
-def window_values(spec: AggregateSpec, key: pa.Schema, lateness_us: int) -> TableLayout:
+def window_values(spec: AggregateColumn, key: pa.Schema, lateness_us: int) -> TableLayout:
     """The values that each window had, of one aggregate."""
     lifetime = Lifetime((), _STAMP, lateness_us, Measure.WATERMARK)
     values = [pa.field(name, kind) for name, kind in zip(value_names(spec), spec.distinct, strict=True)]
@@ -59,7 +59,7 @@ class WindowValues:
 
     key: pa.Schema
     windows: TimeWindows
-    specs: Sequence[AggregateSpec]
+    specs: Sequence[AggregateColumn]
     lateness_us: int
     state: OpenState
 
@@ -74,7 +74,7 @@ class WindowValues:
         return found
 
     def _new(
-        self, spec: AggregateSpec, rows: pa.Table, panes: Numbers, over_us: int, gone_us: int
+        self, spec: AggregateColumn, rows: pa.Table, panes: Numbers, over_us: int, gone_us: int
     ) -> Counted:
         layout = window_values(spec, self.key, self.lateness_us)
         at, lasts = self.windows.windows_of(panes)
@@ -100,7 +100,7 @@ class WindowValues:
 
     def _counted(
         self,
-        spec: AggregateSpec,
+        spec: AggregateColumn,
         new: Numbers,
         sort_keys: Numbers,
         lasts: Numbers,
@@ -121,7 +121,7 @@ class WindowValues:
         return Counted(sort_keys[new][first], lasts[new][first], rows)
 
 
-def with_no_counts(rows: pa.Table, specs: Sequence[AggregateSpec]) -> pa.Table:
+def with_no_counts(rows: pa.Table, specs: Sequence[AggregateColumn]) -> pa.Table:
     """What Spark has aggregated, with counts of distinct values that are 0: what is new is added to them."""
     for spec in counting_distinct(specs):
         zeros = pa.array(np.zeros(rows.num_rows, dtype=np.int64))

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.operators.aggregates import Kind, aggregate_of
-from penstock.operators.distinct_sets import in_order
+from penstock.operators.aggregate.columns import Kind, aggregate_of
+from penstock.operators.aggregate.distinct import in_order
 from penstock.operators.grouping import equal_rows
 from penstock.operators.views import ROW, Shown, View
 from penstock.progress import each

@@ -14,18 +14,18 @@ from dataclasses import replace
 import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import stored_aggregates
+from penstock.operators.aggregate.columns import stored_aggregates
+from penstock.operators.aggregate.distinct import life_of
 from penstock.operators.base import Spec
 from penstock.operators.count_windows import SIZE
 from penstock.operators.dedupe import DedupeSpec
-from penstock.operators.distinct_values import life_of
 from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
-from penstock.operators.join_spec import MATCHED
+from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.session_aggregate import ENDS, START
-from penstock.operators.session_rows import TIME
 from penstock.operators.top import TopSpec
 from penstock.operators.views import (
     ROW,
@@ -41,7 +41,6 @@ from penstock.operators.views import (
 )
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
 from penstock.operators.window_tables import LAST, PLACE
-from penstock.recovery.lifetimes import stored_layout
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK
@@ -49,7 +48,7 @@ from penstock.wording import did_you_mean, in_so_many_us
 
 _ROWS_OF_SESSIONS = "__penstock_rows"
 _HIDDEN = (PLACE, AWAITED)
-SPECS: tuple[type[Spec], ...] = (ProcessSpec, DedupeSpec)
+SPECS: tuple[type[Spec], ...] = (ProcessSpec, DedupeSpec, JoinSpec)
 """Those that are asked how their tables are shown, in this order."""
 _SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
@@ -146,8 +145,6 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
             found.append(Result(spec.name, spec))
         elif field.name.startswith(SIZE) or field.name == _ROWS_OF_SESSIONS:
             found.append(Plain("rows", field))
-        elif field.name == MATCHED.name:
-            found.append(Plain("matched", field))
         elif field.name not in parts and field.name not in _HIDDEN and life_of(field.name) is None:
             found.append(Plain(field.name, field))
     return tuple(found)
@@ -176,9 +173,9 @@ def _seen(table: StoredTable) -> TableView:
 def _former(table: StoredTable) -> TableView | None:
     """Tables of operators whose specs are not asked yet."""
     name, names = table.name, table.names
-    if name in (ENDS, EARLY) or "without a partner" in name:
+    if name in (ENDS, EARLY):
         return TableView(name, "")
-    return _of_distinct(table) or _of_windows(name, names, table.value) or _of_join(table)
+    return _of_distinct(table) or _of_windows(name, names, table.value)
 
 
 def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> TableView | None:
@@ -203,17 +200,6 @@ def _of_distinct(table: StoredTable) -> TableView | None:
     called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
     window = (TimestampColumn(WINDOW_END, LAST, 1),) if len(own) > len(values) else ()
     return TableView(f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)))
-
-
-def _of_join(table: StoredTable) -> TableView | None:
-    name = table.name
-    side = next((side for side in ("left", "right") if name.startswith(f"rows of the {side} input")), None)
-    if side is None:
-        return None
-    stamps = {lifetime.stamp for lifetime in table.layout.lifetimes} | {f"__event_{side}"}
-    value = tuple(one for one in table.value if one.name not in stamps)
-    shown = plain(field for field in table.own if field.name not in (*_HIDDEN, TIME))
-    return TableView(side, "rows of a join", shown, value)
 
 
 def _of_subtasks(table: TableLayout) -> View:

@@ -21,16 +21,9 @@ from penstock.config import Mode
 from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
 from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Union
 from penstock.job_spec import JobSpec
-from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Node, Operator
-from penstock.operators.join import Join, Lookup
 from penstock.operators.window import Window
 from penstock.places import AT, place_in_user_code
-from penstock.spark.compiled_kinds import (
-    compiled_aggregate,
-    compiled_join,
-    compiled_lookup,
-)
 from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
@@ -239,16 +232,10 @@ class _Compiler:
         if is_registered(node):
             return compile_operator(given)
         match node:
-            case Aggregate():
-                found = compiled_aggregate(node, given)
             case Window():
                 window = compile_window(node, given.frame, given.key)
                 late = not gives_late_rows_itself(node)
                 found = replace(former(given, window.layout, window.result, late=late), window=window)
-            case Join():
-                found = compiled_join(node, given)
-            case Lookup():
-                found = compiled_lookup(node, given)
             case _:
                 return compile_operator(given)
         return replace(found, times=operator_times(node, self.frame(node.upstream), self._graph))

@@ -6,18 +6,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.errors import InternalError
-from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
-from penstock.spark.distinct_values import DistinctValues
-from penstock.spark.joins import CompiledJoin, CompiledLookup
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, shown_schema
-from penstock.spark.second_input import SecondColumns
 from penstock.spark.windows import CompiledWindow, TimeWindowAggregate
 from penstock.state.backends.base import StateLayout
 
@@ -28,14 +24,7 @@ _P = TypeVar("_P")
 class FormerOperator(CompiledOperator):
     """An operator whose task is still made in `spark/frames.py`."""
 
-    specs: tuple[AggregateSpec, ...] = ()
-    partials: tuple[Column, ...] = ()
-    distinct: tuple[DistinctValues, ...] = ()
     window: CompiledWindow | None = None
-    second: SecondColumns | None = None
-    """The columns of its second input."""
-    join: CompiledJoin | None = None
-    lookup: CompiledLookup | None = None
     times: OperatorTimes = field(default_factory=OperatorTimes)
 
     @property

@@ -21,13 +21,16 @@ from pyspark.sql.types import (
 )
 
 from penstock.config import OnBadRecord
-from penstock.engine.dead_letters import ROW, ROWS
-from penstock.operators.bad_records import LETTER
-from penstock.operators.distinct_values import WHOSE
+from penstock.operators.aggregate.distinct import WHOSE
+from penstock.operators.bad_records import LETTER, ROW, ROWS
 from penstock.operators.everything import EVERYTHING, shown_keys
-from penstock.spark.distinct_values import DistinctValues, for_aggregates, with_distinct_values
 from penstock.spark.key_columns import quoted
-from penstock.spark.picked_values import ARRIVAL
+from penstock.spark.operators.aggregate_values import (
+    ARRIVAL,
+    DistinctValues,
+    for_aggregates,
+    with_distinct_values,
+)
 
 LETTERS: StructType = from_arrow_schema(LETTER)
 

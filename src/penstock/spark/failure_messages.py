@@ -17,7 +17,6 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
 from penstock.engine.run import Run
-from penstock.engine.task_failures import NOT_SHOWN
 from penstock.errors import (
     BadRecordError,
     ConfigError,
@@ -34,8 +33,8 @@ from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
 from penstock.snapshot.messages import TaskFailed
-from penstock.status.observer import Progress
-from penstock.wording import counted, duration
+from penstock.status.live import Progress
+from penstock.wording import NOT_SHOWN, counted, duration
 
 _DATA_LOSS = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more;"

@@ -27,7 +27,7 @@ from penstock.spark.class_archive import QUIET_S, make_if_missing
 from penstock.spark.handle import JobHandle
 from penstock.spark.session import is_alive
 from penstock.spark.terminal_output import SignsOfLife, signs_of_life
-from penstock.status.observer import Progress
+from penstock.status.live import Progress
 from penstock.supervise.messages import ProgramReport
 from penstock.supervise.program import Supervisor, hears_hangup, supervisor
 

@@ -10,12 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructField, StructType
 
 from penstock.config import OnBadRecord
-from penstock.engine.aggregate_task import AggregateTask
 from penstock.engine.assignment import Assignment
 from penstock.engine.operator_task import OperatorTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import Subtask
-from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, InternalError, UnavailableError
 from penstock.graph import (
     BadRecords,
@@ -27,16 +25,14 @@ from penstock.graph import (
     Union,
     streams_that_meet,
 )
-from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
-from penstock.operators.join import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
 from penstock.operators.window import Window
 from penstock.spark.broadcast import every_subtask
 from penstock.spark.compiled import Compiled
-from penstock.spark.compiled_operator import FormerOperator, known
-from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
+from penstock.spark.compiled_operator import FormerOperator
+from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import with_believed_times
 from penstock.spark.key_columns import (
     normalised,
@@ -49,7 +45,6 @@ from penstock.spark.key_columns import (
 )
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.operators.base import BatchInput, CompiledOperator, TaskFrame
-from penstock.spark.picked_values import with_arrival
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
@@ -258,22 +253,12 @@ class BatchFrames:
     def _former_rows(self, operator: FormerOperator, batch: BatchInput) -> TaskFrame:
         """Operators that do not prepare their rows themselves yet."""
         node, frame, policy = operator.node, batch.rows, operator.on_bad_record
-        if isinstance(node, Aggregate):
-            partials = (*operator.partials, *operator.times.newest(frame, batch.clock))
-            numbered = with_arrival(frame, operator.specs)
-            rows = grouped_with_bad_rows(numbered, node.keys, partials, policy, operator.distinct)
-            return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(node.keys)), grouped_by=node.keys)
         if isinstance(node, Window):
             window = operator.compiled_window
             rows = window.rows(frame, batch.clock, policy, late=LEFT in operator.outputs.late)
             keys = window.placed_by
             return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
-        rows = frame.withColumn(SORT_KEY, batch.sort_key(node.keys))
-        second = node.second_input
-        if second is None:
-            return TaskFrame(rows)
-        columns = known(operator.second)
-        return TaskFrame(columns.beside(rows, batch.second(second), batch.sort_key), columns.order_by)
+        raise InternalError(f"operator {node.uid!r} prepares its rows itself")
 
     def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
         """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
@@ -301,14 +286,6 @@ class BatchFrames:
         match node:
             case Window():
                 return operator.compiled_window.task(common, late)
-            case Join():
-                right, spec = known(operator.second).as_input, known(operator.join).spec
-                late_right = operator.outputs.late_schema(RIGHT)
-                return JoinTask(*common, right, spec, late=late, late_right=late_right)
-            case Lookup():
-                return LookupTask(*common, known(operator.second).as_input, known(operator.lookup).spec)
-            case Aggregate():
-                return AggregateTask(*common, operator.specs, late=late)
             case _:
                 raise InternalError(f"operator {node.uid!r} has no task")
 

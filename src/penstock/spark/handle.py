@@ -19,7 +19,7 @@ from penstock.spark.job_runner import JobRunner
 from penstock.spark.positions import SilentSince, SourceEnds
 from penstock.spark.session import is_alive
 from penstock.spark.status import StartOptions, Status
-from penstock.status.observer import Progress
+from penstock.status.live import Progress
 
 if TYPE_CHECKING:
     from penstock.job import Job

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import PICKING, Kind, partial_name
+from penstock.operators.aggregate.columns import PICKING, Kind, partial_name
 from penstock.operators.count_windows import SIZE
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import AT, KINDS, timer_table

@@ -15,29 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
-from penstock.config import OnBadRecord, whole_number
-from penstock.errors import ConfigError, CorruptStateError, InternalError, PenstockError, shown_alone
-from penstock.operators.aggregate import Aggregate
-from penstock.operators.distinct_values import WHOSE, counting_distinct, distinct_table
+from penstock.config import whole_number
+from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
 from penstock.operators.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
 from penstock.spark.compiled import compile_job
-from penstock.spark.compiled_operator import FormerOperator
-from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
 from penstock.spark.failure_messages import in_brief
 from penstock.spark.inspection import leaves, looked_at
-from penstock.spark.key_columns import normalised, quoted, with_key
 from penstock.spark.operators.base import CompiledOperator
-from penstock.spark.picked_values import with_arrival
 from penstock.spark.positions import check_position
 from penstock.spark.quiet_logs import quiet_logs_for
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
@@ -200,12 +193,6 @@ class _Filling:
     def layout(self) -> StateLayout:
         return self.operator.layout
 
-    @property
-    def _former(self) -> FormerOperator:
-        if not isinstance(self.operator, FormerOperator):
-            raise InternalError(f"operator {self.uid!r} is no aggregate")
-        return self.operator
-
     def from_state(self, given: Given) -> dict[str, DataFrame]:
         """Rows of tables, with their sort keys."""
         values = OperatorTable.of(self.uid, self.layout, VALUES)
@@ -218,8 +205,7 @@ class _Filling:
 
     def from_history(self, frame: DataFrame) -> dict[str, DataFrame]:
         """The same of an aggregate, from the rows of the past."""
-        node = self.operator.node
-        if not isinstance(node, Aggregate):
+        if not self.operator.takes_history:
             raise ConfigError(
                 f"operator {self.uid!r} is no aggregate, so that its state cannot be computed from history; compute it yourself, and "
                 f"give it as state={{{self.uid!r}: ...}}",
@@ -231,15 +217,17 @@ class _Filling:
                 "DataFrame of a batch: spark.read",
                 operator=self.uid,
             )
-        if node.ttl is not None and counting_distinct(self._former.specs):
-            raise ConfigError(
-                f"operator {self.uid!r} counts distinct values with a time to live, which cannot be computed from history: when each of "
-                "its keys was last touched is not known. It begins empty",
-                operator=self.uid,
-            )
-        return self._placed(self._aggregated(node, self._needed(node, frame)))
+        grouped = self.operator.grouped_history(self._needed(frame))
+        return self._placed(
+            {name: self._prepared(name, rows) for name, rows in self.operator.history_tables(grouped).items()}
+        )
 
-    def _needed(self, node: Aggregate, frame: DataFrame) -> DataFrame:
+    def _prepared(self, name: str, rows: DataFrame) -> DataFrame:
+        table = OperatorTable.of(self.uid, self.layout, name)
+        fields = table.layout.visible if name == VALUES else table.fields
+        return self.rows.prepared(rows, table, {field.name: field.name for field in fields})
+
+    def _needed(self, frame: DataFrame) -> DataFrame:
         """Of the rows of the past the columns that are looked at, with the types of the stream.
 
         A name that is not there must not be left to Spark: it may be that of a function, as `user` is.
@@ -247,7 +235,7 @@ class _Filling:
         empty = frame.sparkSession.createDataFrame(
             frame.sparkSession.sparkContext.emptyRDD(), self.operator.columns
         )
-        needed = looked_at(self._grouped(node, empty))
+        needed = looked_at(self.operator.grouped_history(empty))
         names = [name for name in self.operator.columns.names if name in needed]
         missing = [name for name in names if name not in frame.columns]
         if missing:
@@ -263,46 +251,6 @@ class _Filling:
                 for name in names
             )
         )
-
-    def _grouped(self, node: Aggregate, frame: DataFrame) -> DataFrame:
-        """As a batch does it, with the same expressions."""
-        rows = with_key(normalised(frame, self.operator.float_keys), node.keys)
-        policy = self.operator.on_bad_record
-        if policy is not OnBadRecord.FAIL:
-            rows, policy = rows.where(~has_no_key(node.keys)), OnBadRecord.SKIP
-        rows = with_arrival(rows, self._former.specs)
-        return grouped_with_bad_rows(rows, node.keys, self._former.partials, policy, self._former.distinct)
-
-    def _aggregated(self, node: Aggregate, frame: DataFrame) -> dict[str, DataFrame]:
-        grouped, distinct = self._grouped(node, frame), counting_distinct(self._former.specs)
-        found: dict[str, DataFrame] = {}
-        for number, spec in enumerate(distinct, 1):
-            table = OperatorTable.of(self.uid, self.layout, distinct_table(spec))
-            names = [field.name for field in table.fields]
-            mine = grouped.where(F.col(WHOSE) == number).select(*map(quoted, names))
-            found[table.layout.name] = self.rows.prepared(mine, table, {name: name for name in names})
-        if distinct:
-            grouped = self._one_row_a_key(node, grouped)
-        values = OperatorTable.of(self.uid, self.layout, VALUES)
-        partials = {field.name: field.name for field in values.layout.visible}
-        return {VALUES: self.rows.prepared(grouped, values, partials), **found}
-
-    def _one_row_a_key(self, node: Aggregate, grouped: DataFrame) -> DataFrame:
-        """Rows stand for aggregates, or for distinct values: the aggregates, and how many values there are."""
-        distinct = counting_distinct(self._former.specs)
-        counts = [
-            F.count(F.when(F.col(WHOSE) == number, F.lit(1))).alias(spec.partials[0].name)
-            for number, spec in enumerate(distinct, 1)
-        ]
-        others = [
-            F.first(F.when(F.col(WHOSE) == 0, F.col(quoted(partial.name))), ignorenulls=True).alias(
-                partial.name
-            )
-            for spec in self._former.specs
-            if not spec.distinct
-            for partial in spec.partials
-        ]
-        return grouped.groupBy(*map(quoted, node.keys)).agg(*others, *counts)
 
     def _placed(self, tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         return {

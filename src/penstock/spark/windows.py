@@ -23,10 +23,10 @@ from penstock.engine.window_task import (
     WindowProcessTask,
 )
 from penstock.errors import ConfigError, InternalError
+from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec
 from penstock.operators.count_windows import CountSpec
-from penstock.operators.distinct_values import counting_distinct, with_sets
 from penstock.operators.everything import shown_keys
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec
@@ -42,13 +42,12 @@ from penstock.operators.window_kinds import (
     TimeWindows,
 )
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.spark.aggregate_columns import describe, distinct_values, partials, partials_of_a_row
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key
-from penstock.spark.distinct_values import DistinctValues, for_aggregates
 from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.key_columns import quoted
+from penstock.spark.operators.aggregate_columns import describe, distinct_values, partials, partials_of_a_row
+from penstock.spark.operators.aggregate_values import DistinctValues, for_aggregates, with_arrival
 from penstock.spark.panes import late_session, pane, session_pane
-from penstock.spark.picked_values import with_arrival
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.lifetimes import LONG_AGO_US

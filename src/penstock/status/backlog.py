@@ -1,4 +1,4 @@
-"""How many rows lie unread in the sources of a job, and whether that is so now or was so once. Pure; wherever somebody looks."""
+"""The unread rows of a job's sources, how old that number is, and whether the job has caught up. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from penstock.status.live import Live, SourceLive
+from penstock.status.live import Progress, SourceLive
 from penstock.status.view import JobView
 from penstock.wording import counted, named
 
@@ -84,18 +84,18 @@ def _sources(view: JobView) -> list[str]:
     return [] if view.plan is None else [node.uid for node in view.plan.nodes if node.kind == "source"]
 
 
-def _those_that_say_it(view: JobView, live: Live) -> set[str]:
+def _those_that_say_it(view: JobView, live: Progress) -> set[str]:
     return {uid for uid, source in live.sources.items() if source_behind(view, source).now is not None}
 
 
-def _left_to_read(view: JobView, live: Live) -> list[str]:
+def _left_to_read(view: JobView, live: Progress) -> list[str]:
     """While no run is up, what was unread stays so."""
     every = {uid: source_behind(view, source) for uid, source in live.sources.items()}
     left = {uid: one.now if view.is_up else one.rows for uid, one in every.items()}
     return [f"{counted(rows, 'row')} to read from {uid}" for uid, rows in left.items() if rows]
 
 
-def _left_to_commit(live: Live) -> list[str]:
+def _left_to_commit(live: Progress) -> list[str]:
     left: list[str] = []
     if live.rows_since_checkpoint:
         left.append(f"{counted(live.rows_since_checkpoint, 'row')} in no checkpoint yet")

@@ -9,7 +9,7 @@ from itertools import groupby
 import msgspec
 
 from penstock.status.events import Event, FirstBatch, JobEnded, ProcessDied, RunFailed, RunStarted
-from penstock.status.live import Live
+from penstock.status.live import Progress
 from penstock.status.view import FailureGroup, FailureView, RunView
 
 DIED = "died"
@@ -18,7 +18,11 @@ _FAILED_FOR_GOOD = "failed"
 
 
 def failures(
-    events: Sequence[Event], runs: Sequence[RunView], lives: Mapping[int, Live], *, reads_again: bool = True
+    events: Sequence[Event],
+    runs: Sequence[RunView],
+    lives: Mapping[int, Progress],
+    *,
+    reads_again: bool = True,
 ) -> tuple[FailureView, ...]:
     """Newest first. `lives`: what runs said last of themselves; of one that was killed it tells how far it had come.
 
@@ -72,7 +76,7 @@ def _told(events: Iterable[Event]) -> Iterable[tuple[FailureView, _Last]]:
 
 
 def _deaths(
-    runs: Sequence[RunView], lives: Mapping[int, Live], events: Sequence[Event], *, reads_again: bool
+    runs: Sequence[RunView], lives: Mapping[int, Progress], events: Sequence[Event], *, reads_again: bool
 ) -> Iterable[tuple[FailureView, _Last]]:
     """Runs whose process was killed, or whose machine is gone: they said nothing."""
     told = {event.run for event in events if isinstance(event, RunFailed | JobEnded)}

@@ -1,157 +1,385 @@
-"""What is not as it should be with a job, what follows, and what somebody can do. Pure; wherever somebody looks."""
+"""The one judgement of a job's health: what is wrong, what follows, what to do, and a verdict in one line.
+
+Pages, `penstock status`, its exit code and the alerts of `monitoring/alerts.yml` all use it. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import takewhile
+import enum
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from penstock.status.live import Live
+from penstock.status.live import LIVE_S
 from penstock.status.view import CheckpointStatus, JobState, JobView
-from penstock.wording import counted, duration
+from penstock.wording import ago, capital, counted, lasted, shortened
+
+SILENT_AFTER_S = 15 * LIVE_S
+"""A running job reports its progress every second. After so long without a report, its numbers are old."""
+RECENT_S = 3600.0
+"""A failure that the job recovered from is mentioned for so long."""
+_LONGEST_WHY = 300
+"""Characters of an error in a sentence; the page of failures has all of it."""
 
 
-class Concern(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing."""
+class Tone(enum.StrEnum):
+    """How serious something is. Pages show it as a colour and as a sign or word."""
 
+    BAD = "bad"
+    """A person must act: the job is down for good, or its results do not become visible."""
+    WARNING = "warning"
+    BUSY = "busy"
+    GOOD = "good"
+    QUIET = "quiet"
+
+    @property
+    def rank(self) -> int:
+        """The worst first."""
+        return list(Tone).index(self)
+
+
+class Concern(msgspec.Struct, frozen=True):
+    """Something that is not as it should be, in whole sentences."""
+
+    tone: Tone
     text: str
-    advice: str
-    urgent: bool = False
-    """A person must look: the job is down for good, or its results do not become visible."""
+    advice: str = ""
+    """What to do about it."""
+    page: str = ""
+    """The page with more about it."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a person must act."""
+        return self.tone is Tone.BAD
+
+    @property
+    def sentences(self) -> str:
+        """The text, then the advice."""
+        return " ".join(filter(None, (self.text, self.advice)))
 
 
-def needs(view: JobView) -> tuple[Concern, ...]:
-    """The most urgent first; nothing for a job that is as it should be."""
-    return (
-        *_of_the_look(view),
-        *_of_the_state(view),
-        *_of_checkpoints(view),
-        *_of_sinks(view.live, view),
-        *_of_files(view),
-    )
+class Verdict(msgspec.Struct, frozen=True):
+    """The first line about a job."""
+
+    tone: Tone
+    headline: str
+    detail: str
 
 
-def needs_somebody(view: JobView) -> bool:
-    """Whether a person must look. Pages, exit codes and alerts (`monitoring/alerts.yml`) all go by this."""
-    return any(need.urgent for need in needs(view))
+def verdict(view: JobView) -> Verdict:
+    """How the job is. It is bad exactly when the job needs attention."""
+    found = concerns(view)
+    if view.is_unseen:
+        return Verdict(Tone.BAD, "Not seen", found[0].sentences)
+    if view.state is JobState.RUNNING:
+        return _running(view, found)
+    urgent = any(one.urgent for one in found)
+    tone = Tone.BAD if urgent else Tone.WARNING if view.state.is_down else _TONES[view.state]
+    details = _of_the_state(view)
+    detail = details.sentences if details is not None else _DETAILS[view.state](view)
+    others = [one.text for one in found if one.urgent and one != details][:1]
+    return Verdict(tone, _HEADLINES[view.state], " ".join([detail, *others]))
 
 
-def _of_the_look(view: JobView) -> Iterator[Concern]:
+def needs_attention(view: JobView) -> bool:
+    """Whether a person must act."""
+    return any(one.urgent for one in concerns(view))
+
+
+def by_need(views: Iterable[JobView]) -> list[JobView]:
+    """The jobs in the worst state first."""
+    return sorted(views, key=lambda view: (verdict(view).tone.rank, view.name, view.place))
+
+
+def concerns(view: JobView) -> tuple[Concern, ...]:
+    """Everything that is not as it should be, the worst first. Quiet ones only inform."""
+    return tuple(sorted(_concerns(view), key=lambda one: one.tone.rank))
+
+
+def _concerns(view: JobView) -> Iterator[Concern]:
+    yield from _unseen(view)
+    state = _of_the_state(view)
+    if state is not None:
+        yield state
+    yield from _supervisor_gone(view)
+    yield from _late(view)
+    yield from _failed_checkpoints(view)
+    yield from _sinks_down(view)
+    yield from _silent(view)
+    yield from _failed_lately(view)
+    yield from _unreadable_files(view)
+
+
+# ── the state ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unseen(view: JobView) -> Iterator[Concern]:
     if view.is_unseen:
         yield Concern(
-            text=f"it was last seen {duration(round(view.look_age_s))} ago, as {view.state}: its storage does not answer, or is gone",
-            advice=f"see whether {view.place} is mounted and answers; how the job is now is not known",
-            urgent=True,
+            Tone.BAD,
+            f"It was last seen {ago(view.looked_at, view.now)}, as {view.state}: its storage {view.place} has not answered since, or is "
+            "gone.",
+            "Check that the storage is mounted and answers. The current state of the job is unknown: what is shown here is from then.",
         )
 
 
-def _of_the_state(view: JobView) -> Iterator[Concern]:
-    last = view.failures[0] if view.failures else None
-    cause = f": {last.error}: {last.why}" if last is not None else ""
-    goes_on = _goes_on(view)
-    if view.supervisor_gone:
-        yield Concern(
-            text="its supervisor is gone: nobody starts the job again if it dies",
-            advice="when it suits, stop the job and start it anew with `penstock run --keep-alive`: a second start beside it is refused",
-        )
-    if view.is_stuck:
-        doing = f": {view.live.doing}" if view.live is not None and view.live.doing else ""
-        yield Concern(
-            text=f"it has been {view.state} for {duration(round(view.not_up_s))}{doing}",
-            advice="see its log for what it waits for: a source, a sink or storage that does not answer, or a cluster without free cores",
-            urgent=True,
-        )
+def _of_the_state(view: JobView) -> Concern | None:
+    """A state that a healthy job is not in."""
     match view.state:
-        case JobState.FAILED if view.supervised:
-            yield Concern(
-                text=f"its program has failed{cause}",
-                advice="its supervisor starts it again, unless another attempt would only meet the same",
-            )
         case JobState.FAILED:
-            yield Concern(
-                text=f"the job has failed for good{cause}",
-                advice=f"mend the cause, then start the program again: it goes on {goes_on}",
-                urgent=True,
-            )
-        case JobState.DIED if view.supervised:
-            yield Concern(
-                text="its process is gone", advice="its supervisor starts it again: nothing is to be done"
-            )
+            return _failed(view)
         case JobState.DIED:
-            yield Concern(
-                text=f"its process (pid {view.pid} on {view.host or 'an unknown machine'}) is gone or silent, and has not said why",
-                advice=f"start the program again: it goes on {goes_on}; `penstock run --keep-alive` does so by itself",
-                urgent=True,
-            )
-        case JobState.UNREADABLE:
-            yield Concern(
-                text="the job cannot be seen: its files cannot be read",
-                advice="see whether storage answers, and whether another version of Penstock runs the job",
-                urgent=True,
-            )
+            return _died(view)
         case JobState.RESTARTING:
-            yield _of_a_restart(view)
+            return _restarting(view)
+        case JobState.UNREADABLE:
+            return Concern(
+                Tone.BAD,
+                f"The job's files cannot be read: {_brief(view.unreadable[0])}."
+                if view.unreadable
+                else "The job's files cannot be read.",
+                "Check that storage answers, and whether another version of Penstock runs the job.",
+            )
+        case _:
+            return None
 
 
-def _of_a_restart(view: JobView) -> Concern:
-    """The cause first. A person must look when a restart has not helped: nothing becomes visible meanwhile."""
-    live = view.live
-    said = live.failure if live is not None and live.failure else "it has failed: see its failures"
-    tries = live.failed_in_a_row if live is not None else 0
-    down = f". Down for {duration(round(view.now - live.down_since))}" if live and live.down_since else ""
-    times = f", {counted(tries, 'failure')} in a row" if tries > 1 else ""
+def _failed(view: JobView) -> Concern:
+    last = view.failures[0] if view.failures else None
+    cause = f": {last.error}: {_brief(last.root or last.why)}" if last is not None else ""
+    if view.supervised:
+        return Concern(
+            Tone.WARNING,
+            f"The program has failed{cause}.",
+            f"Its supervisor starts it again, unless the next attempt would fail in the same way. The job {_continues(view)}.",
+        )
     return Concern(
-        text=f"{said}{down}{times}, goes back to its last checkpoint{_next_try(view)}",
-        advice="it is tried again by itself; see whether what the error names answers",
-        urgent=tries > 1,
+        Tone.BAD,
+        f"The job has failed for good{cause}.",
+        f"Fix the cause and start the program again. The job {_continues(view)}.",
+        "failures",
     )
 
 
-def _goes_on(view: JobView) -> str:
+def _died(view: JobView) -> Concern:
+    process = f"Its process (pid {view.pid} on {view.host or 'an unknown machine'})"
+    if view.supervised:
+        return Concern(
+            Tone.WARNING,
+            f"{process} is gone and has not reported why.",
+            f"Its supervisor starts it again. The job {_continues(view)}.",
+        )
+    return Concern(
+        Tone.BAD,
+        f"{process} is gone or does not respond, and has not reported why: it was killed, or its machine is gone.",
+        f"Start the program again. The job {_continues(view)}. `penstock run --keep-alive` does this by itself.",
+    )
+
+
+def _restarting(view: JobView) -> Concern:
+    """A person must act when a restart has not helped: nothing becomes visible until one does."""
+    live = view.live
+    said = (
+        _brief(live.failure) if live is not None and live.failure else "The job has failed: see its failures"
+    )
+    tries = live.failed_in_a_row if live is not None else 0
+    down = f" Down for {lasted(view.now - live.down_since)}" if live is not None and live.down_since else ""
+    times = f", {counted(tries, 'failure')} in a row" if tries > 1 else ""
+    wait_s = live.next_try_at - view.now if live is not None else 0.0
+    when = f"in {lasted(wait_s)}" if wait_s > 0 else "now"
+    return Concern(
+        Tone.BAD if tries > 1 else Tone.WARNING,
+        f"{said}.{f'{down}{times}.' if down else ''}",
+        f"It restarts from its last checkpoint {when}. Check that the service in the error answers.",
+        "failures",
+    )
+
+
+def _continues(view: JobView) -> str:
     last = view.last_completed
-    return f"from checkpoint {last.checkpoint}" if last is not None else "from the beginning"
+    return (
+        f"continues from checkpoint {last.checkpoint}"
+        if last is not None
+        else "has no checkpoint and begins anew"
+    )
 
 
-def _next_try(view: JobView) -> str:
-    at = view.live.next_try_at if view.live is not None else 0.0
-    return f" in {duration(round(at - view.now))}" if at > view.now else ""
+def _supervisor_gone(view: JobView) -> Iterator[Concern]:
+    if view.supervisor_gone:
+        yield Concern(
+            Tone.WARNING,
+            "Its supervisor is gone: nothing starts the job again if it dies.",
+            "At a convenient time, stop the job and start it with `penstock run --keep-alive`: a second start while it runs is refused.",
+        )
 
 
-def _of_checkpoints(view: JobView) -> Iterator[Concern]:
-    if (
-        view.is_late
-        and view.state not in (JobState.STARTING, JobState.RESTARTING)
-        and view.plan is not None
-        and view.live is not None
+# ── checkpoints, sinks, reports ────────────────────────────────────────────────────────────────────
+
+
+def _late(view: JobView) -> Iterator[Concern]:
+    live = view.live
+    if view.is_stuck:
+        doing = f": {live.doing}" if live is not None and live.doing else ""
+        yield Concern(
+            Tone.BAD,
+            f"It has been {view.state} for {lasted(view.not_up_s)}{doing}.",
+            "Its log says what it waits for: a source, a sink or storage that does not answer, or a cluster without free cores.",
+        )
+    elif (
+        view.is_late and live is not None and view.plan is not None and view.state is not JobState.RESTARTING
     ):
-        since = view.now - max(view.live.checkpoint_at, view.live.started_at)
+        since = max(live.checkpoint_at, live.started_at)
+        rows = live.rows_since_checkpoint
+        again = f" After a failure now, {counted(rows, 'row')} would be processed again." if rows else ""
         yield Concern(
-            text=f"no checkpoint for {duration(round(since))}; the interval is {duration(view.plan.settings.interval_s)}",
-            advice="results are not visible before the next one; `penstock checkpoints -v` shows which subtasks are slow",
-            urgent=True,
-        )
-    ended = [one for one in view.checkpoints if one.status is not CheckpointStatus.IN_PROGRESS]
-    failed = list(takewhile(lambda one: one.status is CheckpointStatus.FAILED, ended))
-    if any(one.counts for one in failed) and view.state.is_alive and view.state is not JobState.RESTARTING:
-        yield Concern(
-            text=f"the last {counted(len(failed), 'checkpoint was', 'checkpoints were')} given up: {failed[0].reason}: {failed[0].detail}",
-            advice="docs/troubleshooting.md, 'Slow or full storage', says what each reason means and what to set",
+            Tone.BAD,
+            f"No checkpoint was completed for {lasted(view.now - since)}; the interval is "
+            f"{lasted(view.plan.settings.interval_s)}.{again}",
+            "Results become visible with the next one. `penstock checkpoints -v` shows which subtasks are slow.",
+            "checkpoints",
         )
 
 
-def _of_sinks(live: Live | None, view: JobView) -> Iterator[Concern]:
-    if live is None or not view.state.is_alive:
+def _failed_checkpoints(view: JobView) -> Iterator[Concern]:
+    row = []
+    for one in view.checkpoints:
+        if one.status is CheckpointStatus.COMPLETED:
+            break
+        if one.status is CheckpointStatus.FAILED and one.run == view.run:
+            row.append(one)
+    if row and view.state.is_alive and view.state is not JobState.RESTARTING:
+        allowed = view.plan.settings.tolerable_failures if view.plan else None
+        counting = sum(one.counts for one in row)
+        limit = f" {counting} of {allowed} tolerated failures in a row." if allowed is not None else ""
+        which = "The last checkpoint" if len(row) == 1 else f"The last {len(row)} checkpoints"
+        why = _brief(": ".join(filter(None, (row[0].reason, row[0].detail))))
+        yield Concern(
+            Tone.WARNING,
+            f"{which} failed: {why}.{limit}",
+            "docs/troubleshooting.md, 'Slow or full storage', explains each reason and what to set.",
+            "checkpoints",
+        )
+
+
+def _sinks_down(view: JobView) -> Iterator[Concern]:
+    if view.live is None or not view.state.is_alive:
         return
-    for uid, sink in live.sinks.items():
+    for uid, sink in view.live.sinks.items():
         if sink.down:
+            waits = f"; the oldest for {lasted(view.now - sink.waiting_since)}" if sink.waiting_since else ""
             yield Concern(
-                text=f"sink {uid} does not take commits ({counted(sink.waiting, 'transaction waits', 'transactions wait')}): {sink.down}",
-                advice="they are tried again until they come through; see whether its target answers",
-                urgent=True,
+                Tone.BAD,
+                f"The sink {uid} does not take commits: {_brief(sink.down)}. "
+                f"{counted(sink.waiting, 'transaction')} ({counted(sink.waiting_rows, 'row')}) wait{waits}.",
+                "Commits are retried until they succeed. Check that the sink's target answers.",
             )
 
 
-def _of_files(view: JobView) -> Iterator[Concern]:
-    for text in view.unreadable:
-        yield Concern(text=text, advice="`penstock checkpoints` says which checkpoints can be used")
+def _silent(view: JobView) -> Iterator[Concern]:
+    if view.live is None or not view.state.is_alive:
+        return
+    silent_s = view.now - view.live.at
+    if silent_s > SILENT_AFTER_S:
+        yield Concern(
+            Tone.WARNING,
+            f"The job has not reported for {lasted(silent_s)}, so these numbers are old.",
+            "Its machine is busy, or its storage slow.",
+        )
+
+
+def _failed_lately(view: JobView) -> Iterator[Concern]:
+    recent = [one for one in view.failures if view.now - one.at < RECENT_S and one.back_at]
+    if recent and view.state is JobState.RUNNING:
+        last = recent[0]
+        cost = (
+            f"nothing was processed for {lasted(last.down_s)}"
+            if last.down_s is not None
+            else "it has recovered"
+        )
+        again = (
+            f", {counted(last.rows_again, 'row was', 'rows were')} processed again" if last.rows_again else ""
+        )
+        yield Concern(
+            Tone.QUIET,
+            f"It failed {ago(last.at, view.now)} and recovered by itself: {cost}{again}.",
+            page="failures",
+        )
+
+
+def _unreadable_files(view: JobView) -> Iterator[Concern]:
+    for text in view.unreadable if view.state is not JobState.UNREADABLE else ():
+        yield Concern(
+            Tone.WARNING,
+            f"Not readable: {_brief(text)}.",
+            "`penstock checkpoints` lists the usable checkpoints.",
+        )
+
+
+def _brief(text: str) -> str:
+    return shortened(text, _LONGEST_WHY).rstrip(".")
+
+
+# ── the verdict ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _running(view: JobView, found: tuple[Concern, ...]) -> Verdict:
+    if found and found[0].tone is not Tone.QUIET:
+        headline = "Running, but not well" if found[0].urgent else "Running, with a problem"
+        return Verdict(found[0].tone, headline, found[0].sentences)
+    return Verdict(Tone.GOOD, "Healthy", _safe_up_to(view))
+
+
+def _safe_up_to(view: JobView) -> str:
+    last, age_s = view.last_completed, view.checkpoint_age_s
+    if last is None or age_s is None:
+        return "It is processing. Its first checkpoint is not completed yet."
+    rows = view.live.rows_since_checkpoint if view.live else 0
+    if not rows:
+        return f"Everything that was processed is safe in checkpoint {last.checkpoint}."
+    return (
+        f"Everything up to {ago(last.completed_at, view.now)} is safe in checkpoint {last.checkpoint}; "
+        f"{counted(rows, 'row')} since then would be processed again after a failure."
+    )
+
+
+def _starting(view: JobView) -> str:
+    doing = view.live.doing if view.live else ""
+    return f"{capital(doing)}." if doing else f"Run {view.run} has claimed the job; no batch is done yet."
+
+
+def _ended(view: JobView) -> str:
+    return f"Nothing is wrong. Started again, the job {_continues(view)}."
+
+
+_DETAILS: dict[JobState, Callable[[JobView], str]] = {
+    JobState.STARTING: _starting,
+    JobState.STOPPING: lambda _: (
+        "The current batch ends, and everything processed is completed and committed. Then the job ends."
+    ),
+    JobState.FINISHED: _ended,
+    JobState.STOPPED: _ended,
+    JobState.CANCELLED: _ended,
+    JobState.NEW: lambda _: "It has never run. Start its program.",
+}
+_HEADLINES = {
+    JobState.STARTING: "Starting",
+    JobState.STOPPING: "Stopping",
+    JobState.RESTARTING: "Restarting",
+    JobState.FINISHED: "Finished",
+    JobState.STOPPED: "Stopped",
+    JobState.CANCELLED: "Cancelled",
+    JobState.FAILED: "Failed",
+    JobState.DIED: "Dead",
+    JobState.NEW: "Never run",
+    JobState.UNREADABLE: "Not readable",
+}
+_TONES = {
+    JobState.STARTING: Tone.BUSY,
+    JobState.STOPPING: Tone.BUSY,
+    JobState.RESTARTING: Tone.WARNING,
+    JobState.FINISHED: Tone.QUIET,
+    JobState.STOPPED: Tone.QUIET,
+    JobState.CANCELLED: Tone.QUIET,
+    JobState.NEW: Tone.QUIET,
+}

@@ -1,4 +1,7 @@
-"""Looking at a job, again and again: what does not change any more is read once. Wherever somebody looks; changes nothing."""
+"""Reads a job's storage into a `JobView`, again and again. What no longer changes is read once. Changes nothing.
+
+No file is read whole that is larger than any file Penstock writes: a storage may hold hostile files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from penstock.status.failure_history import failures
 from penstock.status.jobs import FoundJob
 from penstock.status.journal import JournalReader
 from penstock.status.journal_files import read_live, read_plan
-from penstock.status.live import Live
+from penstock.status.live import Progress
 from penstock.status.plan import Plan
 from penstock.status.request_history import asked_for
 from penstock.status.view import JobState, JobView, RunView
@@ -72,7 +75,7 @@ class JobWatcher:
         """What could be read, or why not. A metadata is never changed."""
         self._plans: dict[int, Plan] = {}
         self._pulse = Pulse()
-        self._last_lives: dict[int, Live] = {}
+        self._last_lives: dict[int, Progress] = {}
 
     def look(self, now: float) -> JobView:
         """The job at this moment. What cannot be read is said in `unreadable`, and is in nobody's way."""
@@ -175,12 +178,12 @@ class JobWatcher:
                 return plan
         return None
 
-    def _live_before(self, run: int) -> Live | None:
+    def _live_before(self, run: int) -> Progress | None:
         """What the newest run before this one said last."""
         earlier = (read_live(self._job.storage, one) for one in range(run - 1, max(0, run - _RUNS_BACK), -1))
         return next(filter(None, earlier), None)
 
-    def _lives(self, runs: tuple[RunView, ...], live: Live | None) -> dict[int, Live]:
+    def _lives(self, runs: tuple[RunView, ...], live: Progress | None) -> dict[int, Progress]:
         """What dead runs said last: it does not change any more."""
         for run in runs[1:]:
             if run.how == "did not say" and run.run not in self._last_lives:
@@ -198,7 +201,7 @@ def look_at(job: FoundJob, now: float) -> JobView:
     return JobWatcher(job).look(now)
 
 
-def _state(listed: list[ListedRun], live: Live | None) -> tuple[JobState, float]:
+def _state(listed: list[ListedRun], live: Progress | None) -> tuple[JobState, float]:
     if not listed:
         return JobState.NEW, 0.0
     newest = listed[-1]
@@ -215,7 +218,7 @@ def _state(listed: list[ListedRun], live: Live | None) -> tuple[JobState, float]
     return _BY_HOW.get(last.end.how, JobState.DIED), last.end.at
 
 
-def _live(storage: Storage, listed: list[ListedRun]) -> Live | None:
+def _live(storage: Storage, listed: list[ListedRun]) -> Progress | None:
     """What the newest run says. One that has only just followed a run of the same start has not said anything: then what that said."""
     for one in reversed(listed[-2:]):
         of_the_same = one.record and listed[-1].record and one.record.claimant == listed[-1].record.claimant

@@ -35,7 +35,7 @@ from penstock.status.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.status.live import Live
+from penstock.status.live import Progress
 from penstock.status.plan import Plan
 from penstock.storage import Storage
 
@@ -47,7 +47,7 @@ KEEP_FILES = 200
 """Limit per budget: each start of the program has files of its own, however little is in them."""
 _EVENTS = msgspec.json.Decoder(Event)
 _PLANS = msgspec.json.Decoder(Plan)
-_LIVES = msgspec.json.Decoder(Live)
+_LIVES = msgspec.json.Decoder(Progress)
 _T = TypeVar("_T")
 
 
@@ -161,7 +161,7 @@ def write_plan(storage: Storage, run: int, plan: Plan) -> None:
     storage.put(f"runs/{run}.plan", msgspec.json.encode(plan))
 
 
-def write_live(storage: Storage, live: Live) -> None:
+def write_live(storage: Storage, live: Progress) -> None:
     """Say what it does."""
     storage.put(f"runs/{live.run}.live", msgspec.json.encode(live))
 
@@ -171,7 +171,7 @@ def read_plan(storage: Storage, run: int) -> Plan | None:
     return _readable(storage, f"runs/{run}.plan", _PLANS)
 
 
-def read_live(storage: Storage, run: int) -> Live | None:
+def read_live(storage: Storage, run: int) -> Progress | None:
     """What a run said last of what it does; None where it did not, or nobody can read it."""
     return _readable(storage, f"runs/{run}.live", _LIVES)
 

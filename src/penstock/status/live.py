@@ -1,6 +1,8 @@
-"""What a job does at this moment, as its run writes it down every second: `runs/<k>.live`. Data only; driver."""
+"""The progress of a running job. The observer fills it, the run writes it to `runs/<k>.live` every second. Data only."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -9,67 +11,67 @@ LIVE_S = 1.0
 
 
 class SourceLive(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source does."""
+    """The progress of a source."""
 
     rows: int = 0
-    """Rows that were read, since this start of the job; those that are read again after a restart count again."""
+    """Rows read since this start of the job."""
     rows_per_s: float = 0.0
     behind: int | None = None
-    """Rows that lie in the source and are not read yet; None where nobody knows."""
+    """Rows in the source that are not read yet; None where that is unknown."""
     looked_at: float = 0.0
-    """When that was found out."""
+    """When Spark reported that."""
     watermark_us: int | None = None
     position: str = ""
-    """Where the last batch ended, as Spark says it."""
+    """Where the last batch ended, as Spark reports it."""
 
 
 class OperatorLive(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator does."""
+    """The progress of an operator."""
 
     rows: int = 0
-    """Rows that came to it, since this start."""
+    """Input rows since this start."""
     rows_per_s: float = 0.0
     state_bytes: int = 0
     files: int = 0
-    """Files of state, over all subtasks: many want to be merged."""
+    """Files of state, over all subtasks."""
     watermark_us: int | None = None
     due_next_us: int | None = None
-    """The first moment for which something waits in event time."""
+    """The first event time for which a window, a timer or a row waits."""
     late_rows: int = 0
     bad_records: int = 0
     timed: bool = False
-    """Whether it goes by event time at all."""
+    """Whether it uses event time."""
 
 
 class SinkLive(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink does."""
+    """The progress of a sink."""
 
     rows: int = 0
-    """Rows that it was given, since this start."""
+    """Rows written to it since this start."""
     rows_per_s: float = 0.0
     waiting: int = 0
-    """Transactions that are pre-committed and not committed."""
+    """Transactions that are pre-committed and not committed yet."""
     waiting_rows: int = 0
     waiting_since: float = 0.0
     """When the oldest of them was pre-committed; 0: none waits."""
     down: str = ""
-    """Why commits do not come through; '' when they do."""
+    """Why commits fail; '' when they succeed."""
     bad_records: int = 0
 
 
 MOST_BATCHES = 40
-"""Of the newest batches, so many are written down one by one."""
+"""The number of recent batches that are reported one by one."""
 
 
 class BatchLive(msgspec.Struct, frozen=True, array_like=True):
-    """A batch that read rows, by Spark's own account of it."""
+    """A batch that read rows, as Spark reports it."""
 
     batch: int
     at: float
-    """When Spark accounted for it: a moment after its end."""
+    """When Spark reported it: a moment after its end."""
     rows: int = 0
     seconds: float = 0.0
-    """All of it: looking for rows, planning, processing, and Spark's logs."""
+    """The whole batch: looking for rows, planning, processing, and Spark's logs."""
     input_per_s: float = 0.0
     """How fast rows came: those of this batch, over the time since the one before it began."""
     processed_per_s: float = 0.0
@@ -79,7 +81,7 @@ class BatchLive(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PendingLive(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is under way."""
+    """A checkpoint in progress."""
 
     checkpoint: int
     triggered_at: float
@@ -88,58 +90,65 @@ class PendingLive(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: int = 0
     subtasks: int = 0
     missing: tuple[str, ...] = ()
-    """A few of those who have not acknowledged."""
+    """Some of the subtasks that have not acknowledged yet."""
 
 
-class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a running job."""
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment of a running job: what `handle.progress` returns, and what the run writes every second.
+
+    Counts are those of this start of the job. Rows that are processed again after a restart count again.
+    """
 
     run: int
     at: float
+    """When this was written."""
     status: str
-    """A word of `Status`, or `stopping`."""
+    """A word of `Status`, `starting`, or `stopping`."""
     ui: str = ""
-    """Where its pages are: `http://127.0.0.1:8090`."""
+    """The address of its pages: `http://127.0.0.1:8090`."""
     started_at: float = 0.0
     """When this start of the job began."""
     up_since: float = 0.0
-    """When the present run came up: it had done a batch, or found nothing to read. 0: none is up: numbers are of the run before."""
+    """When the current run finished its first batch, or found nothing to read. 0: no run is up, and numbers are of the run before."""
     batch: int = -1
     batches: int = 0
     batch_seconds: float = 0.0
-    """Of the last batch."""
+    """The duration of the last batch."""
     batch_at: float = 0.0
-    """When it ended."""
+    """When the last batch ended; 0: there was none."""
     batch_since: float = 0.0
-    """When the one that runs now began; 0: none runs."""
+    """When the current batch began; 0: none is running."""
     rows_in: int = 0
+    """Rows read from all sources."""
     rows_per_s: float = 0.0
     rows_since_checkpoint: int = 0
     """Rows that are processed and in no completed checkpoint: after a failure they are processed again."""
     unsafe_since: float = 0.0
-    """When the first of them was done, or of those behind an older checkpoint; 0: there is none."""
+    """When the first of them was processed; 0: there is none."""
     restarts: int = 0
     down_since: float = 0.0
-    """When the first failure came since a run was last up; 0: one is, or there was none."""
+    """When the first failure came since a run was last up; 0: one is up, or there was no failure."""
     failed_in_a_row: int = 0
-    """How many came since then."""
+    """The number of failures since then."""
     next_try_at: float = 0.0
-    """While it waits to restart."""
+    """While the job waits to restart: when it does."""
     failure: str = ""
-    """Why it does."""
+    """The error for which it waits."""
     checkpoint: int = -1
+    """The newest completed checkpoint; -1: none."""
     checkpoint_at: float = 0.0
-    completed: int = 0
-    """Checkpoints completed and failed since this start."""
-    failed: int = 0
+    """When it was completed; 0: there is none."""
+    checkpoints_completed: int = msgspec.field(name="completed", default=0)
+    checkpoints_failed: int = msgspec.field(name="failed", default=0)
+    """Checkpoints that failed and count against `tolerable_failures`."""
     restored_from: int = -1
     merges: int = 0
     merged_bytes: int = 0
     merge_ms: float = 0.0
     rows_again: int = 0
-    """Rows that were processed again after failures of this start."""
+    """Rows that were processed again after failures."""
     restarts_total: int = 0
-    """Restarts since the job's first start: also of earlier starts, and after deaths of the process. Never goes down."""
+    """Restarts since the job's first start, including earlier starts and deaths of the process. Never decreases."""
     rows_again_total: int = 0
     """Rows that were processed again after all of them."""
     recent_batches: tuple[BatchLive, ...] = ()
@@ -150,3 +159,37 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     sinks: dict[str, SinkLive] = {}
     doing: str = ""
     """What takes long at the moment, in words: `restoring: 3 of 8 files`."""
+
+    @property
+    def rows_out(self) -> dict[str, int]:
+        """Rows that were given to each sink."""
+        return {uid: sink.rows for uid, sink in self.sinks.items() if sink.rows}
+
+    @property
+    def bad_records(self) -> dict[str, int]:
+        """Rows that failed and did not end the job, by operator or sink, since the job's first batch."""
+        operators = {uid: one.bad_records for uid, one in self.operators.items() if one.bad_records}
+        return operators | {uid: one.bad_records for uid, one in self.sinks.items() if one.bad_records}
+
+    @property
+    def late_rows(self) -> dict[str, int]:
+        """Late rows by operator, since the job's first batch. A row that is late for several operators counts for each."""
+        return {uid: one.late_rows for uid, one in self.operators.items() if one.late_rows}
+
+    @property
+    def watermarks(self) -> dict[str, datetime | None]:
+        """The watermark of each operator that uses event time; None before the first row."""
+        return {uid: _moment(one.watermark_us) for uid, one in self.operators.items() if one.timed}
+
+    @property
+    def due_next(self) -> dict[str, datetime]:
+        """The operators that wait for event time (a window, a timer, a row without a partner), and the first moment of each."""
+        found = {uid: _moment(one.due_next_us) for uid, one in self.operators.items()}
+        return {uid: at for uid, at in found.items() if at is not None}
+
+
+def _moment(us: int | None) -> datetime | None:
+    return None if us is None else _EPOCH + timedelta(microseconds=us)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from penstock import start_options
 from penstock.guarantee import Guarantee
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.savepoint.manifest import Manifest
-from penstock.status.observer import Progress
+from penstock.status.live import Progress
 from penstock.wording import counted, duration, event_moment, size
 
 LIFE = logging.getLogger("penstock.job")
@@ -21,7 +21,7 @@ RATE_OVER_S = 10.0
 MORE = "..."
 
 
-def started(job: str, parallelism: int, guarantee: Guarantee, point: RestorePoint, now: float) -> str:
+def started(job: str, parallelism: int, guarantee: Guarantee, point: RestorePlan, now: float) -> str:
     """Which run begins, from where, and with which guarantee."""
     parts = [_origin(point, now)]
     checkpoint = point.checkpoint
@@ -46,7 +46,7 @@ def adopted(job: str, *, now: bool) -> str:
     return f"job {job} has begun with this savepoint before: it goes on from its newest checkpoint"
 
 
-def _origin(point: RestorePoint, now: float) -> str:
+def _origin(point: RestorePlan, now: float) -> str:
     checkpoint = point.checkpoint
     if checkpoint is None:
         return "begins from nothing: there is no checkpoint"
@@ -69,8 +69,12 @@ def ended(job: str, how: str, progress: Progress) -> str:
 
 def _counts(progress: Progress) -> Iterator[str]:
     yield counted(progress.batches, "batch", "batches")
-    counts_are_out = progress.batches and not progress.rows_in and not progress.sources_at
+    counts_are_out = progress.batches and not progress.rows_in and not _are_counted(progress)
     yield "its rows are not counted yet" if counts_are_out else f"{counted(progress.rows_in, 'row')} in"
+
+
+def _are_counted(progress: Progress) -> bool:
+    return any(source.looked_at for source in progress.sources.values())
 
 
 def _left_out(progress: Progress) -> Iterator[str]:
@@ -110,8 +114,7 @@ def _last_checkpoint(progress: Progress) -> str:
 
 def _restarts(progress: Progress) -> str:
     """Since the first start of the job, as `status` and the pages count them."""
-    restarts = progress.restarts_before + progress.restarts
-    return f", {counted(restarts, 'restart')}" if restarts else ""
+    return f", {counted(progress.restarts_total, 'restart')}" if progress.restarts_total else ""
 
 
 class Rate:

@@ -1,20 +1,22 @@
-"""What a running job shows of itself: counts, the last checkpoint, where it came back to. Driver."""
+"""Collects the progress of a running job and the events of its life, from the threads of its runs. Driver."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import Announce, CheckpointListener
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import CheckpointId
-from penstock.recovery.restore import RestorePoint
+from penstock.operators.timers import microseconds
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
 from penstock.snapshot.messages import MergeDone
 from penstock.state.handle import StateHandle
@@ -32,14 +34,14 @@ from penstock.status.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.status.live import MOST_BATCHES, BatchLive
+from penstock.status.live import MOST_BATCHES, BatchLive, OperatorLive, Progress, SinkLive, SourceLive
 from penstock.wording import counted, size
 
 _log = logging.getLogger(__name__)
 
 
 def tell_origins(report: SubtaskReport) -> None:
-    """Say what a subtask found on its machine and what it had to fetch: after a restart, or where an executor was lost."""
+    """Log which files of state a subtask found on its machine and which it fetched, after a restart or the loss of an executor."""
     if report.reused_files or report.fetched_files:
         _log.info(
             "%s: state on %s: %s (%s) used again, %s (%s) from storage",
@@ -51,146 +53,100 @@ def tell_origins(report: SubtaskReport) -> None:
 
 @dataclass(frozen=True)
 class SourceAccount:
-    """What Spark says of a source and one batch."""
+    """What Spark reports of a source in one batch."""
 
     rows: int
     behind: int | None = None
-    """Rows that lie in the source behind the batch; None where nobody knows."""
+    """Rows in the source after this batch; None where that is unknown."""
     position: str = ""
 
 
-@dataclass(frozen=True)
-class OperatorState:
-    """How large the state of an operator is."""
-
-    bytes: int = 0
-    files: int = 0
-
-
-@dataclass
-class Progress:
-    """A snapshot of a running job for people and tests."""
-
-    run: int = 0
-    restored_from: int = -1
-    restarts: int = 0
-    """Since this start."""
-    restarts_before: int = 0
-    """Of earlier starts, and this one if it follows a death: with these the job counts from its first start on."""
-    down_since: float = 0.0
-    """When the first failure came since a run was last up; counts while none is."""
-    failed_in_a_row: int = 0
-    """How many came since then."""
-    up_since: float = 0.0
-    """When the present run came up: it had done a batch, or found nothing to read. 0: none is up."""
-    batch: int = -1
-    batches: int = 0
-    rows_in: int = 0
-    """Rows that were read from the sources; those that are read again after a restart count again."""
-    rows_out: Mapping[str, int] = field(default_factory=dict)
-    """Rows that each sink, by its uid, was given; the same holds for them."""
-    rows_by_source: Mapping[str, int] = field(default_factory=dict)
-    rows_by_operator: Mapping[str, int] = field(default_factory=dict)
-    """The same for rows that came to each operator."""
-    sources: Mapping[str, SourceAccount] = field(default_factory=dict)
-    """What Spark said last of each source, and when."""
-    sources_at: float = 0.0
-    state: Mapping[str, OperatorState] = field(default_factory=dict)
-    batch_seconds: float = 0.0
-    batch_at: float = 0.0
-    """When the last batch ended, in seconds since the epoch; 0 when there was none."""
-    batch_since: float = 0.0
-    """When the present batch began; 0 when none runs."""
-    recent_batches: tuple[BatchLive, ...] = ()
-    """The newest batches that read rows, newest first."""
-    checkpoint: int = -1
-    checkpoint_at: float = 0.0
-    """When that checkpoint was completed, in seconds since the epoch; 0 when there is none."""
-    checkpoints_completed: int = 0
-    checkpoints_failed: int = 0
-    """Those whose failure counts."""
-    rows_since_checkpoint: int = 0
-    """Rows in batches that are done and in no completed checkpoint."""
-    unsafe_since: float = 0.0
-    """When the first of them was done; 0: there is none."""
-    rows_again: int = 0
-    """Rows that were to be processed again after failures."""
-    merges: int = 0
-    merged_bytes: int = 0
-    merge_ms: float = 0.0
-    sinks_down: Mapping[str, str] = field(default_factory=dict)
-    """Sinks whose commits do not come through, and why."""
-    bad_records: dict[str, int] = field(default_factory=dict)
-    """Rows that were bad and did not end the job, by operator or sink, from its first batch on."""
-    late_rows: dict[str, int] = field(default_factory=dict)
-    """Rows that came too late, by operator, from its first batch on. A row may be late for several operators, and counts for each."""
-    watermarks: dict[str, datetime | None] = field(default_factory=dict)
-    """How far event time has come, by operator; None where no row has brought it anywhere. Those whose sources have none are not named."""
-    source_watermarks: dict[str, datetime | None] = field(default_factory=dict)
-    """The same by source; those without event time are not named."""
-    due_next: dict[str, datetime] = field(default_factory=dict)
-    """The operators in which something waits for event time (a window, a timer, a row without a partner), and the first moment of each."""
-
-
 Tell = Callable[[Event], None]
+_NOTHING_YET = Progress(run=0, at=0.0, status="starting")
 
 
 class Observer(CheckpointListener):
-    """Collects progress from the threads of a run, and tells what happens; survives restarts."""
+    """Keeps the job's `Progress` up to date from the threads of a run, and tells what happens. It survives restarts.
+
+    `progress` is replaced as a whole: a reader sees one consistent moment, without a lock.
+    """
 
     def __init__(
         self,
-        on_change: Callable[[Progress], None] = lambda _: None,
         *,
         tell: Tell = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = _NOTHING_YET,
     ) -> None:
-        self.on_change = on_change
-        self.progress = Progress()
+        self.progress = progress
         self.newest_committed: Completed | None = None
         """The newest checkpoint of this start that is known to be committed."""
         self._tell = tell
         self._clock = clock
         self._lock = threading.Lock()
         self._rows: dict[int, int] = {}
-        """Rows of the batches behind the newest completed checkpoint."""
-        self._told_again = False
-        """Whether these rows were counted as those that are processed again: a way back that fails is a failure, too."""
+        """Rows of the batches after the newest completed checkpoint, by batch."""
+        self._rows_counted_again = False
+        """Whether these rows are in `rows_again` already: a restore that fails is another failure over the same rows."""
         self._rows_told = 0
-        """Of all rows that were read: how many were, when a checkpoint was last told of."""
+        """`rows_in` at the last `CheckpointCompleted` event."""
         self._completed: dict[int, float] = {}
-        """When checkpoints that are not known to be committed came to exist."""
+        """When each checkpoint was completed that is not known to be committed."""
         self._first_batch_since_s: float | None = None
 
-    # ── a run ──────────────────────────────────────────────────────────────────────────────────
+    def _update(self, **changes: Any) -> None:
+        """Only with the lock."""
+        self.progress = replace(self.progress, **changes)
+
+    # ── runs ───────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_coming_up(self) -> bool:
-        """Whether the present run has neither done a batch nor found that there is nothing to do."""
+        """Whether the current run has neither finished a batch nor found that there is nothing to read."""
         return not self.progress.up_since
 
-    def restored(self, point: RestorePoint) -> None:
-        """A run begins."""
+    def count_from(self, restarts: int, rows_again: int) -> None:
+        """Add the totals of earlier starts."""
         with self._lock:
-            self.progress.run = point.run
-            self.progress.restored_from = point.id
-            self.progress.checkpoint = point.id
-            self.progress.checkpoint_at = point.checkpoint.completed_at if point.checkpoint else 0.0
-            self._count_what_is_unsafe({})
-            self.progress.batch_since = self.progress.up_since = 0.0
-            self.progress.sinks_down = {}
-            self._completed, self._told_again = {}, False
-        self.on_change(self.progress)
+            self._update(
+                restarts_total=self.progress.restarts_total + restarts,
+                rows_again_total=self.progress.rows_again_total + rows_again,
+            )
+
+    def claimed(self, run: int) -> None:
+        """A run has claimed the job. It may take long to come up, and reports from now on."""
+        with self._lock:
+            self._update(run=max(run, self.progress.run))
+
+    def restored(self, point: RestorePlan) -> None:
+        """A run begins from this checkpoint."""
+        with self._lock:
+            self._update(
+                run=point.run,
+                restored_from=point.id,
+                checkpoint=point.id,
+                checkpoint_at=point.checkpoint.completed_at if point.checkpoint else 0.0,
+                batch_since=0.0,
+                up_since=0.0,
+                sinks={uid: replace(sink, down="") for uid, sink in self.progress.sinks.items()},
+            )
+            self._count_unsafe_rows({})
+            self._completed, self._rows_counted_again = {}, False
 
     def run_started(
-        self, point: RestorePoint, *, parallelism: int, restore_s: float, savepoint: str = ""
+        self, point: RestorePlan, *, parallelism: int, restore_s: float, savepoint: str = ""
     ) -> None:
-        """It has gone back to its checkpoint, and its query is about to start. `savepoint`: with which the job has begun just now."""
+        """The query is about to start. `savepoint`: the folder that the job has just been restored from, if any."""
         self._first_batch_since_s = self._clock.monotonic()
-        now = self._clock.wall()
+        with self._lock:
+            self._update(failure="", next_try_at=0.0)
         self._tell(
             make_events.run_started(
-                point, at=now, parallelism=parallelism, restore_s=restore_s, savepoint=savepoint
+                point,
+                at=self._clock.wall(),
+                parallelism=parallelism,
+                restore_s=restore_s,
+                savepoint=savepoint,
             )
         )
 
@@ -204,15 +160,22 @@ class Observer(CheckpointListener):
         reads_again: bool = True,
         shows_rows: bool = True,
     ) -> None:
-        """It has failed, and this was decided; `delay_s`: None where it is not tried again. At most once nothing is read again."""
+        """A run has failed. `delay_s`: the pause before the restart, None where there is none. At most once, nothing is read again."""
+        now = self._clock.wall()
         with self._lock:
             progress = self.progress
-            rows_again = progress.rows_since_checkpoint if reads_again and not self._told_again else 0
-            self._told_again = True
-            progress.rows_again += rows_again
-            told = make_events.run_failed(
+            rows_again = progress.rows_since_checkpoint if reads_again and not self._rows_counted_again else 0
+            self._rows_counted_again = True
+            self._update(
+                rows_again=progress.rows_again + rows_again,
+                rows_again_total=progress.rows_again_total + rows_again,
+                failure=make_events.text_of(f"{type(error).__name__}: {make_events.error_text(error)}"),
+                next_try_at=0.0 if delay_s is None else now + delay_s,
+            )
+        self._tell(
+            make_events.run_failed(
                 error,
-                at=self._clock.wall(),
+                at=now,
                 run=progress.run,
                 strategy=strategy,
                 delay_s=delay_s,
@@ -223,29 +186,26 @@ class Observer(CheckpointListener):
                 rows_again=rows_again,
                 shows_rows=shows_rows,
             )
-        self._tell(told)
-
-    def claimed(self, run: int) -> None:
-        """A run has the job, and may take long to come up: what is said from now on is said by it."""
-        with self._lock:
-            self.progress.run = max(run, self.progress.run)
+        )
 
     def has_failed(self) -> None:
         """A run failed, or could not come up."""
         with self._lock:
-            if self.progress.up_since or not self.progress.down_since:
-                self.progress.down_since, self.progress.failed_in_a_row = self._clock.wall(), 0
-            self.progress.failed_in_a_row += 1
-            self.progress.batch_since = self.progress.up_since = 0.0
+            is_first = not self.progress.down_since
+            self._update(
+                down_since=self._clock.wall() if is_first else self.progress.down_since,
+                failed_in_a_row=1 if is_first else self.progress.failed_in_a_row + 1,
+                batch_since=0.0,
+                up_since=0.0,
+            )
 
     def restarting(self) -> None:
-        """Another is going to begin."""
+        """The next run is going to begin."""
         with self._lock:
-            self.progress.restarts += 1
-        self.on_change(self.progress)
+            self._update(restarts=self.progress.restarts + 1, restarts_total=self.progress.restarts_total + 1)
 
     def ended(self, how: str, error: BaseException | None) -> None:
-        """The last run is over."""
+        """The last run has ended."""
         progress = self.progress
         self._tell(
             JobEnded(
@@ -260,13 +220,15 @@ class Observer(CheckpointListener):
             )
         )
 
+    # ── requests ───────────────────────────────────────────────────────────────────────────────
+
     def asked(self, request: str, wish: Request) -> None:
-        """Somebody has asked for something, and it was taken on."""
+        """The job has accepted a request."""
         now, run = self._clock.wall(), self.progress.run
         self._tell(Asked(at=now, run=run, request=request, what=wish.kind, by=make_events.text_of(wish.by)))
 
     def answered(self, request: str, wish: Request, done: Done) -> None:
-        """This came of it."""
+        """The job has answered a request."""
         self._tell(
             Answered(
                 at=self._clock.wall(),
@@ -282,7 +244,7 @@ class Observer(CheckpointListener):
         )
 
     def savepoint_made(self, checkpoint: int, folder: str, took_s: float) -> None:
-        """A savepoint is whole."""
+        """A savepoint is complete."""
         now, run = self._clock.wall(), self.progress.run
         self._tell(SavepointMade(at=now, run=run, checkpoint=checkpoint, folder=folder, took_s=took_s))
 
@@ -291,12 +253,12 @@ class Observer(CheckpointListener):
     def has_nothing_to_read(self) -> None:
         """The query has looked at its sources and waits for rows: the run is up."""
         with self._lock:
-            self.progress.up_since = self.progress.up_since or self._clock.wall()
+            self._update(up_since=self.progress.up_since or self._clock.wall(), down_since=0.0)
 
     def batch_begun(self) -> None:
-        """A batch runs."""
+        """A batch has begun."""
         with self._lock:
-            self.progress.batch_since = self._clock.wall()
+            self._update(batch_since=self._clock.wall())
 
     def batch_done(
         self,
@@ -306,25 +268,32 @@ class Observer(CheckpointListener):
         reports: Iterable[SubtaskReport] = (),
         handles: Iterable[StateHandle] = (),
     ) -> None:
-        """A batch passed every operator and sink."""
+        """A batch has passed every operator and sink."""
         now = self._clock.wall()
         with self._lock:
             progress = self.progress
-            progress.up_since = progress.up_since or now
-            progress.batch = batch
-            progress.batches += 1
-            progress.rows_out = _more(progress.rows_out, ((one.sink, one.rows) for one in transactions))
-            progress.rows_by_operator = _more(
-                progress.rows_by_operator, ((one.subtask.uid, one.rows) for one in reports)
+            sinks, operators = dict(progress.sinks), dict(progress.operators)
+            for one in transactions:
+                sink = sinks.get(one.sink, SinkLive())
+                sinks[one.sink] = replace(sink, rows=sink.rows + one.rows)
+            for report in reports:
+                operator = operators.get(report.subtask.uid, OperatorLive())
+                operators[report.subtask.uid] = replace(operator, rows=operator.rows + report.rows)
+            self._update(
+                up_since=progress.up_since or now,
+                down_since=0.0,
+                batch=batch,
+                batches=progress.batches + 1,
+                sinks=sinks,
+                operators=_with_state(operators, handles),
+                batch_seconds=seconds,
+                batch_at=now,
+                batch_since=0.0,
             )
-            progress.state = _state_of(handles)
-            progress.batch_seconds = seconds
-            progress.batch_at, progress.batch_since = now, 0.0
             first_since_s, self._first_batch_since_s = self._first_batch_since_s, None
         if first_since_s is not None:
             took_s = self._clock.monotonic() - first_since_s
             self._tell(FirstBatch(at=now, run=self.progress.run, batch=batch, took_s=took_s))
-        self.on_change(self.progress)
 
     def tasks_repeated(
         self,
@@ -337,7 +306,7 @@ class Observer(CheckpointListener):
         batches_before: int = 0,
     ) -> None:
         """A batch succeeded after Spark had repeated some of its tasks. The arguments are the fields of `TasksRepeated`."""
-        told = TasksRepeated(
+        event = TasksRepeated(
             at=self._clock.wall(),
             run=self.progress.run,
             batch=batch,
@@ -349,48 +318,65 @@ class Observer(CheckpointListener):
         )
         _log.warning(
             "batch %s is done after %s attempts of tasks of %s: %s",
-            *(told.batch, told.attempts, told.operator, told.why or "one ended without a word"),
+            *(event.batch, event.attempts, event.operator, event.why or "one ended without an error message"),
         )
-        self._tell(told)
+        self._tell(event)
 
     def rows_read(
         self, batch: int, sources: Mapping[str, SourceAccount], took: BatchLive | None = None
     ) -> None:
-        """Spark has accounted for a batch: so many more came from the sources. `took`: how long it took, without its number and time."""
-        rows = sum(one.rows for one in sources.values())
+        """Spark has reported the input of a batch. `took`: its durations, without its number and time."""
+        rows, now = sum(one.rows for one in sources.values()), self._clock.wall()
         with self._lock:
             progress = self.progress
+            recent = progress.recent_batches
             if took is not None:
-                newest = msgspec.structs.replace(took, batch=batch, at=self._clock.wall(), rows=rows)
-                progress.recent_batches = (newest, *progress.recent_batches)[:MOST_BATCHES]
-            progress.rows_in += rows
-            progress.rows_by_source = _more(
-                progress.rows_by_source, ((uid, one.rows) for uid, one in sources.items())
-            )
-            progress.sources, progress.sources_at = dict(sources), self._clock.wall()
+                recent = (replace(took, batch=batch, at=now, rows=rows), *recent)[:MOST_BATCHES]
+            found = dict(progress.sources)
+            for uid, one in sources.items():
+                before = found.get(uid, SourceLive())
+                found[uid] = replace(
+                    before,
+                    rows=before.rows + one.rows,
+                    behind=one.behind,
+                    looked_at=now,
+                    position=one.position,
+                )
+            self._update(rows_in=progress.rows_in + rows, sources=found, recent_batches=recent)
             if batch > progress.checkpoint:
-                self._count_what_is_unsafe({**self._rows, batch: self._rows.get(batch, 0) + rows})
-        self.on_change(self.progress)
+                self._count_unsafe_rows({**self._rows, batch: self._rows.get(batch, 0) + rows})
 
-    def _count_what_is_unsafe(self, rows: dict[int, int]) -> None:
-        """With the lock: these are the rows of batches behind the newest completed checkpoint."""
-        progress, self._rows = self.progress, rows
-        progress.rows_since_checkpoint = sum(rows.values())
-        progress.unsafe_since = (
-            (progress.unsafe_since or self._clock.wall()) if progress.rows_since_checkpoint else 0.0
-        )
+    def _count_unsafe_rows(self, rows: dict[int, int]) -> None:
+        """Only with the lock. `rows`: those of the batches after the newest completed checkpoint."""
+        self._rows = rows
+        unsafe = sum(rows.values())
+        since = (self.progress.unsafe_since or self._clock.wall()) if unsafe else 0.0
+        self._update(rows_since_checkpoint=unsafe, unsafe_since=since)
 
     def bad_records(self, so_far: Mapping[str, int]) -> None:
-        """Some rows were bad, in this run or before it."""
+        """Rows that failed, in this run and before it. A uid that is no sink's is an operator's."""
         with self._lock:
-            self.progress.bad_records = dict(so_far)
-        self.on_change(self.progress)
+            sinks = {
+                uid: replace(sink, bad_records=so_far.get(uid, 0))
+                for uid, sink in self.progress.sinks.items()
+            }
+            operators = {
+                uid: replace(self.progress.operators.get(uid, OperatorLive()), bad_records=so_far.get(uid, 0))
+                for uid in (*self.progress.operators, *(uid for uid in so_far if uid not in sinks))
+            }
+            self._update(sinks=sinks, operators=operators)
 
     def late_rows(self, so_far: Mapping[str, int]) -> None:
-        """Some rows came too late, in this run or before it."""
+        """Late rows, in this run and before it."""
         with self._lock:
-            self.progress.late_rows = dict(so_far)
-        self.on_change(self.progress)
+            self._update(
+                operators={
+                    uid: replace(
+                        self.progress.operators.get(uid, OperatorLive()), late_rows=so_far.get(uid, 0)
+                    )
+                    for uid in {**self.progress.operators, **so_far}
+                }
+            )
 
     def event_time(
         self,
@@ -398,43 +384,58 @@ class Observer(CheckpointListener):
         due_next: Mapping[str, datetime],
         sources: Mapping[str, datetime | None],
     ) -> None:
-        """Event time has come so far, by operator and by source, and this waits for it."""
+        """The watermarks by operator and by source, and the first moment for which each operator waits."""
         with self._lock:
-            self.progress.watermarks = dict(watermarks)
-            self.progress.source_watermarks = dict(sources)
-            self.progress.due_next = dict(due_next)
-        self.on_change(self.progress)
+            operators = {
+                uid: replace(
+                    self.progress.operators.get(uid, OperatorLive()),
+                    watermark_us=_us(watermarks.get(uid)),
+                    due_next_us=_us(due_next.get(uid)),
+                    timed=uid in watermarks,
+                )
+                for uid in {**self.progress.operators, **watermarks, **due_next}
+            }
+            found = {
+                uid: replace(self.progress.sources.get(uid, SourceLive()), watermark_us=_us(sources.get(uid)))
+                for uid in {**self.progress.sources, **sources}
+            }
+            self._update(operators=operators, sources=found)
 
     def merged(self, message: MergeDone) -> None:
         """Sorted files of state were merged in the background."""
         with self._lock:
-            self.progress.merges += 1
-            self.progress.merged_bytes += message.merged.size if message.merged else 0
-            self.progress.merge_ms += message.duration_ms
-        self.on_change(self.progress)
+            progress = self.progress
+            self._update(
+                merges=progress.merges + 1,
+                merged_bytes=progress.merged_bytes + (message.merged.size if message.merged else 0),
+                merge_ms=round(progress.merge_ms + message.duration_ms, 3),
+            )
 
-    # ── checkpoints, see `CheckpointListener` ─────────────────────────────────────────────────────────────
+    # ── checkpoints, see `CheckpointListener` ──────────────────────────────────────────────────
 
     def completed(self, completed: Completed, complete_s: float = 0.0, *, wanted: bool = False) -> None:
-        """A checkpoint exists."""
+        """A checkpoint is complete."""
         now = self._clock.wall()
         with self._lock:
-            self.progress.checkpoint = completed.checkpoint
-            self.progress.checkpoint_at = completed.completed_at
-            self.progress.checkpoints_completed += 1
-            rows, self._rows_told = self.progress.rows_in - self._rows_told, self.progress.rows_in
-            left = {batch: number for batch, number in self._rows.items() if batch > completed.checkpoint}
-            self._count_what_is_unsafe(left)
+            progress = self.progress
+            self._update(
+                checkpoint=completed.checkpoint,
+                checkpoint_at=completed.completed_at,
+                checkpoints_completed=progress.checkpoints_completed + 1,
+            )
+            rows, self._rows_told = progress.rows_in - self._rows_told, progress.rows_in
+            self._count_unsafe_rows(
+                {batch: number for batch, number in self._rows.items() if batch > completed.checkpoint}
+            )
             self._completed[completed.checkpoint] = now
         self._tell(
             make_events.checkpoint_completed(
                 completed, at=now, complete_s=complete_s, rows=rows, wanted=wanted
             )
         )
-        self.on_change(self.progress)
 
     def committed(self, completed: Completed) -> None:
-        """All that a checkpoint promised is visible."""
+        """The output of a checkpoint is visible."""
         self.newest_committed = completed
         now = self._clock.wall()
         with self._lock:
@@ -449,38 +450,44 @@ class Observer(CheckpointListener):
             )
 
     def given_up(self, announced: Announce) -> None:
-        """A checkpoint never will exist."""
+        """A checkpoint has failed."""
         with self._lock:
-            self.progress.checkpoints_failed += announced.reason.counts
+            self._update(
+                checkpoints_failed=self.progress.checkpoints_failed + announced.reason.counts,
+            )
         self._tell(make_events.checkpoint_failed(announced, at=self._clock.wall(), run=self.progress.run))
 
     def sink_down(self, sink: str, why: str, waiting: int) -> None:
-        """The commits of a sink do not come through."""
-        with self._lock:
-            self.progress.sinks_down = {**self.progress.sinks_down, sink: why}
+        """The commits of a sink fail, and are retried."""
+        self._set_down(sink, why)
         now, run = self._clock.wall(), self.progress.run
         self._tell(SinkDown(at=now, run=run, sink=sink, why=make_events.text_of(why), waiting=waiting))
 
     def sink_up(self, sink: str, down_s: float) -> None:
-        """They do again."""
-        with self._lock:
-            self.progress.sinks_down = {
-                uid: why for uid, why in self.progress.sinks_down.items() if uid != sink
-            }
+        """The sink accepts commits again."""
+        self._set_down(sink, "")
         self._tell(SinkUp(at=self._clock.wall(), run=self.progress.run, sink=sink, down_s=down_s))
 
-
-def _more(rows: Mapping[str, int], added: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Another object: whoever looks at the old one sees nothing change."""
-    result = dict(rows)
-    for uid, number in added:
-        result[uid] = result.get(uid, 0) + number
-    return result
+    def _set_down(self, sink: str, why: str) -> None:
+        with self._lock:
+            before = self.progress.sinks.get(sink, SinkLive())
+            self._update(sinks={**self.progress.sinks, sink: replace(before, down=why)})
 
 
-def _state_of(handles: Iterable[StateHandle]) -> dict[str, OperatorState]:
-    found: dict[str, OperatorState] = {}
+def _with_state(
+    operators: Mapping[str, OperatorLive], handles: Iterable[StateHandle]
+) -> dict[str, OperatorLive]:
+    """The same operators with the sizes of their state."""
+    found = {uid: replace(one, state_bytes=0, files=0) for uid, one in operators.items()}
     for handle in handles:
-        before = found.get(handle.subtask.uid, OperatorState())
-        found[handle.subtask.uid] = OperatorState(before.bytes + handle.size, before.files + len(handle.refs))
+        before = found.get(handle.subtask.uid, OperatorLive())
+        found[handle.subtask.uid] = replace(
+            before,
+            state_bytes=before.state_bytes + handle.size,
+            files=before.files + len(handle.refs),
+        )
     return found
+
+
+def _us(at: datetime | None) -> int | None:
+    return None if at is None else microseconds(at, "event_time")

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.status.events import Event, SubtaskTimes
 from penstock.status.journal_files import Budget, budget_of
-from penstock.status.live import LIVE_S, Live
+from penstock.status.live import LIVE_S, Progress
 from penstock.status.plan import Plan
 
 
@@ -218,7 +218,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_gone: bool = False
     """Whether one has started the program that runs now, and lives no more."""
     plan: Plan | None = None
-    live: Live | None = None
+    live: Progress | None = None
     """What it said last; of a job that is not running, what it said before it ended."""
     checkpoints: tuple[CheckpointView, ...] = ()
     """Newest first: those under way, the history that the journal has, and what is retained."""

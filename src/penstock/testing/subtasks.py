@@ -25,8 +25,8 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import RESULTS, Tags, untagged
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message, UploadDone

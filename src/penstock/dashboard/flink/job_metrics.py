@@ -63,7 +63,11 @@ def _names(wanted: str) -> Iterable[str]:
 def _counts(view: JobView) -> dict[str, Value]:
     """Since this start of the job, as long as it says so; then of the history that is known."""
     live, summary = view.live, view.summary
-    completed, failed = (summary.completed, summary.failed) if live is None else (live.completed, live.failed)
+    completed, failed = (
+        (summary.completed, summary.failed)
+        if live is None
+        else (live.checkpoints_completed, live.checkpoints_failed)
+    )
     return {
         "numberOfCompletedCheckpoints": completed,
         "numberOfFailedCheckpoints": failed,

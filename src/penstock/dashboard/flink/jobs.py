@@ -1,4 +1,4 @@
-"""Jobs, their graph and their settings, as Flink shows them. Pure: a view in, JSON out."""
+"""Jobs, their graph, settings and exceptions, in Flink's JSON. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.dashboard.flink.words import (
     tasks_of,
     vertex_id,
 )
-from penstock.status.live import Live
+from penstock.status.live import Progress
 from penstock.status.plan import PlanNode
 from penstock.status.view import FailureView, JobView
 
@@ -120,7 +120,7 @@ def rows_through(view: JobView, node: PlanNode) -> tuple[int, int]:
     return _rows(view.live, node), _rows(view.live, takers[0]) if alone else 0
 
 
-def _rows(live: Live, node: PlanNode) -> int:
+def _rows(live: Progress, node: PlanNode) -> int:
     found = (
         live.sources.get(node.uid)
         if node.kind == "source"

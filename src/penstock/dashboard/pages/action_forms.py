@@ -10,8 +10,8 @@ import re
 import msgspec
 
 from penstock.config import OnCancel
-from penstock.dashboard.pages.verdict import Tone
 from penstock.requests.request_client import Outcome
+from penstock.status.health import Tone
 from penstock.status.view import JobView
 from penstock.wording import counted
 

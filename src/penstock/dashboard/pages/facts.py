@@ -6,20 +6,21 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.dashboard.pages.words import (
+from penstock.status.backlog import source_behind
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
+from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
+from penstock.status.view import JobView
+from penstock.wording import (
     NOTHING,
     behind,
     clock_time,
     compact,
+    counted,
     lasted,
     rate,
+    size,
     watermark_moment,
 )
-from penstock.status.backlog import source_behind
-from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
-from penstock.status.view import JobView
-from penstock.wording import counted, size
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ def node_facts(view: JobView) -> dict[str, NodeFacts]:
     return {node.uid: _facts(node, live, view) if live else NodeFacts(node=node) for node in nodes}
 
 
-def _facts(node: PlanNode, live: Live, view: JobView) -> NodeFacts:
+def _facts(node: PlanNode, live: Progress, view: JobView) -> NodeFacts:
     if node.kind == "source" and node.uid in live.sources:
         return _source(node, live.sources[node.uid], view)
     if node.kind == "sink" and node.uid in live.sinks:

@@ -32,18 +32,18 @@ from penstock.dashboard.pages.phases import (
     took_ms,
 )
 from penstock.dashboard.pages.render import render
-from penstock.dashboard.pages.sentences import collapsed, outcome_sentence, sentences
 from penstock.dashboard.pages.timeline import Mark, timeline
-from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
-from penstock.dashboard.pages.words import value_text
 from penstock.requests.request_client import Outcome
 from penstock.savepoint.contents import Contents
 from penstock.status.backlog import Behind, total_behind
 from penstock.status.events import SavepointMade
 from penstock.status.failure_history import grouped
+from penstock.status.health import Tone, Verdict, by_need, concerns, verdict
 from penstock.status.live import BatchLive
+from penstock.status.sentences import collapsed, outcome_sentence, sentences
 from penstock.status.stored_state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
 from penstock.status.view import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
+from penstock.wording import value_text
 
 CHECKPOINTS_A_PAGE = 50
 EVENTS_A_PAGE = 100
@@ -53,7 +53,7 @@ _LATELY = 8
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
 _TALLY = {
     Tone.BAD: "need somebody",
-    Tone.WARNING: "with a worry",
+    Tone.WARNING: "with a problem",
     Tone.BUSY: "on the way",
     Tone.GOOD: "healthy",
     Tone.QUIET: "ended",

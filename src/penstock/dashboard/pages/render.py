@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import wording
 from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages import phases, words
+from penstock.dashboard.pages import phases
 from penstock.dashboard.pages.paths import Paths
-from penstock.dashboard.pages.verdict import concerns, verdict
 from penstock.lazy_imports import optional_package
+from penstock.status.health import concerns, verdict
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _FILTERS = {
-    "ago": words.ago,
-    "behind": words.behind,
-    "capital": words.capital,
-    "clock_time": words.clock_time,
-    "compact": words.compact,
+    "ago": wording.ago,
+    "behind": wording.behind,
+    "capital": wording.capital,
+    "clock_time": wording.clock_time,
+    "compact": wording.compact,
     "concerns": concerns,
-    "duration": words.lasted,
-    "lasting": words.lasting,
-    "machine_time": words.machine_time,
-    "milliseconds": words.milliseconds,
-    "moment": words.moment,
-    "near": words.near,
-    "rate": words.rate,
-    "shortened": words.shortened,
+    "duration": wording.lasted,
+    "lasting": wording.lasting,
+    "machine_time": wording.machine_time,
+    "milliseconds": wording.milliseconds,
+    "moment": wording.utc_moment,
+    "near": wording.near,
+    "rate": wording.rate,
+    "shortened": wording.shortened,
     "size": wording.size,
     "verdict": verdict,
-    "watermark_moment": words.watermark_moment,
+    "watermark_moment": wording.watermark_moment,
 }
 _GLOBALS: dict[str, Any] = {
     "counted": wording.counted,
     "legend": phases.LEGEND,
-    "nothing": words.NOTHING,
+    "nothing": wording.NOTHING,
     "counted_behind": "Counted behind Spark's own partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,
 }

@@ -63,7 +63,7 @@ class ProcessSpec(Spec):
         return self.results
 
     @property
-    def right(self) -> RightInput | None:
+    def second_input(self) -> RightInput | None:
         """The second input of a `KeyedCoProcess`."""
         return self.second
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,6 +158,19 @@ class CompiledOperator:
 
     def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
         """The late ones of the rows of a batch, where `finds_late_rows`."""
+        raise NotImplementedError
+
+    @property
+    def takes_history(self) -> bool:
+        """Whether its state can be computed from rows of the past."""
+        return False
+
+    def grouped_history(self, rows: DataFrame) -> DataFrame:
+        """Rows of the past as those of a batch are grouped, where `takes_history`."""
+        raise NotImplementedError
+
+    def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:
+        """The rows of the tables of its state, by name, of what `grouped_history` gives."""
         raise NotImplementedError
 
     def prepared(self, batch: BatchInput) -> TaskFrame:

@@ -10,19 +10,27 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.errors import ConfigError
+from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Operator
 from penstock.operators.dedupe import Dedupe
+from penstock.operators.join.lookup import Lookup
+from penstock.operators.join.operator import Join
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.top import Top
+from penstock.spark.operators.aggregate import compile_aggregate
 from penstock.spark.operators.base import CompiledOperator, OperatorInput
 from penstock.spark.operators.dedupe import compile_dedupe
+from penstock.spark.operators.join import compile_join, compile_lookup
 from penstock.spark.operators.process import compile_process
 from penstock.spark.operators.top import compile_top
 
 _O = TypeVar("_O", bound=Operator)
 
 _COMPILES: dict[type[Operator], Callable[[Any, OperatorInput], CompiledOperator]] = {
+    Aggregate: compile_aggregate,
     Dedupe: compile_dedupe,
+    Join: compile_join,
+    Lookup: compile_lookup,
     ProcessOperator: compile_process,
     Top: compile_top,
 }

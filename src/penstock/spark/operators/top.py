@@ -9,8 +9,8 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.top import RANK, Top, TopSpec
-from penstock.spark.aggregate_columns import is_plain
 from penstock.spark.dead_letters import all_nullable
+from penstock.spark.operators.aggregate_columns import is_plain
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, compiled
 from penstock.wording import with_article
 

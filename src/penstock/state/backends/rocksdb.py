@@ -35,9 +35,6 @@ from penstock.state.backends.base import (
     StateLayout,
     Workplace,
 )
-from penstock.state.backends.rocksdb_database import CURSOR_KEY
-from penstock.state.backends.rocksdb_table import RocksdbTable
-from penstock.state.backends.rocksdb_version import WorkingVersion
 from penstock.state.lifetimes import FAR_AWAY_US, Measure, StateTime
 
 if TYPE_CHECKING:
@@ -107,14 +104,10 @@ class RocksdbState(OpenState):
 
     def purge(self) -> None:
         """See `OpenState.purge`."""
-        from penstock.state.backends.rocksdb import expire_all
-
         expire_all(self._tables.values())
 
     def freeze(self) -> StateHandle:
         """See `OpenState.freeze`."""
-        from penstock.state.backends.rocksdb import expire_some
-
         for table in self._tables.values():
             table.check_written()
         expire_some(self._version, self._tables.values(), self._workplace.time)
@@ -176,6 +169,8 @@ def expire_some(version: WorkingVersion, tables: Iterable[RocksdbTable], time: S
     cursor = _stored_cursor(version, _shortest(mortal))
     if _rests(cursor, time):
         return
+    from penstock.state.backends.rocksdb_database import CURSOR_KEY
+
     cursor = _walked(mortal, cursor, max(LEAST_SEEN, SEEN_PER_WRITE * written), time)
     version.put([CURSOR_KEY], [msgspec.msgpack.encode(cursor)])
 
@@ -229,6 +224,8 @@ def expire_all(tables: Iterable[RocksdbTable]) -> None:
 
 
 def _stored_cursor(version: WorkingVersion, ttls_us: dict[str, int]) -> Cursor:
+    from penstock.state.backends.rocksdb_database import CURSOR_KEY
+
     (record,) = version.get([CURSOR_KEY])
     if record is None:
         return Cursor(ttls_us)

@@ -1,4 +1,4 @@
-"""The journal as sentences: what happened, one line an event. Pure."""
+"""The one set of sentences for events: pages, `penstock watch` and the journal page only style them. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from itertools import takewhile
 
 import msgspec
 
-from penstock.dashboard.pages.verdict import Tone
-from penstock.dashboard.pages.words import capital, lasted, milliseconds, shortened
 from penstock.requests.request_files import PROGRAM
 from penstock.status.events import (
     Answered,
@@ -31,8 +29,9 @@ from penstock.status.events import (
     TasksRepeated,
 )
 from penstock.status.failure_history import untold_deaths, without_numbers
+from penstock.status.health import Tone
 from penstock.status.view import FailureView, RequestView
-from penstock.wording import counted, size
+from penstock.wording import capital, counted, lasted, milliseconds, shortened, size
 
 MOST_NAMED = 5
 """Subtasks in a sentence."""
@@ -41,7 +40,7 @@ LONGEST_WHY = 500
 
 
 class Sentence(msgspec.Struct, frozen=True):
-    """What is said of one event. `detail` is what only some want to read."""
+    """One event in words. `detail` is for those who want to know more."""
 
     at: float
     run: int
@@ -49,15 +48,25 @@ class Sentence(msgspec.Struct, frozen=True):
     text: str
     detail: str = ""
     routine: bool = False
-    """Whether it happens all the time while a job is well."""
+    """Whether it happens all the time in a healthy job."""
     times: int = 1
-    """How many events it stands for."""
+    """The number of events that it stands for."""
     first_at: float = 0.0
-    """When the first of them happened; 0: there is one only."""
+    """When the first of them happened; 0: there is only one."""
+
+    @property
+    def line(self) -> str:
+        """Text and detail as one line."""
+        return f"{self.text.removesuffix('.')}: {self.detail}" if self.detail else self.text
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it reports a problem."""
+        return self.tone in (Tone.BAD, Tone.WARNING)
 
 
 def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one case for each event
-    """Say it."""
+    """The sentence for an event."""
     match event:
         case RunStarted():
             return _said(event, Tone.BUSY, _started(event))
@@ -65,7 +74,7 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             return _said(
                 event,
                 Tone.GOOD,
-                f"Its first batch, {event.batch}, was done after {lasted(event.took_s)}: it is processing.",
+                f"The first batch of run {event.run}, batch {event.batch}, finished after {lasted(event.took_s)}.",
             )
         case CheckpointCompleted():
             return _said(event, Tone.GOOD, _completed(event), routine=True)
@@ -74,14 +83,14 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             return _said(event, Tone.GOOD, text, routine=True)
         case CheckpointFailed():
             counts = (
-                "It counts against what is tolerated."
+                "It counts against tolerable_failures."
                 if event.counts
-                else "It does not count against what is tolerated."
+                else "It does not count against tolerable_failures."
             )
             return _said(
                 event,
                 Tone.WARNING,
-                f"Checkpoint {event.checkpoint} was given up: {event.text}. {counts}",
+                f"Checkpoint {event.checkpoint} failed: {event.text}. {counts}",
                 event.detail,
             )
         case RunFailed():
@@ -94,27 +103,27 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             return _said(
                 event,
                 Tone.GOOD,
-                f"A savepoint of checkpoint {event.checkpoint} is whole after {lasted(event.took_s)}.",
+                f"A savepoint of checkpoint {event.checkpoint} was made in {lasted(event.took_s)}.",
                 event.folder,
             )
         case SavepointDeleted():
             return _said(
                 event,
                 Tone.WARNING,
-                f"{_who(event.by)} had a savepoint deleted, {counted(event.files, 'file')}.",
+                f"{_who(event.by)} deleted a savepoint with {counted(event.files, 'file')}.",
                 event.folder,
             )
         case Asked():
-            return _said(event, Tone.BUSY, f"{_who(event.by)} asked for: {event.what}.")
+            return _said(event, Tone.BUSY, f"{_who(event.by)} requested: {event.what}.")
         case Answered():
-            text = f"The {event.what} that {event.by or 'somebody'} had asked for {'was done' if event.ok else 'came to nothing'}."
+            text = f"The {event.what} requested by {event.by or 'an unknown client'} {'is done' if event.ok else 'failed'}."
             tone = Tone.GOOD if event.ok else Tone.BAD
             return _said(event, tone, text, event.error)
         case SinkDown():
             return _said(
                 event,
                 Tone.BAD,
-                f"The sink {event.sink} does not take commits; {counted(event.waiting, 'transaction')} wait.",
+                f"The sink {event.sink} does not take commits; {counted(event.waiting, 'transaction waits', 'transactions wait')}.",
                 event.why,
             )
         case SinkUp():
@@ -140,12 +149,12 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             return _said(
                 event,
                 Tone.WARNING,
-                f"{counted(event.events, 'event')} could not be written down: storage did not take them in time.",
+                f"{counted(event.events, 'event')} could not be written: storage did not accept them in time.",
             )
 
 
 def sentences(events: Sequence[Event], failures: Sequence[FailureView]) -> list[Sentence]:
-    """Say all of it, newest first as it is given: events, and the deaths of drivers that no event tells of."""
+    """The sentences for all events, newest first as they are given, and for deaths of drivers that no event reports."""
     said = [sentence(event) for event in events]
     untold = [(_place(events, one), one) for one in untold_deaths(events, failures)]
     # The oldest first, so that no place moves.
@@ -155,7 +164,7 @@ def sentences(events: Sequence[Event], failures: Sequence[FailureView]) -> list[
 
 
 def _place(events: Sequence[Event], death: FailureView) -> int:
-    """Where it belongs: older than the starts of later runs, and newer than what its own run told, whatever their clocks say."""
+    """The position of a death: before the starts of later runs and after the events of its own run, whatever their clocks say."""
     starts = (at for at in range(len(events) - 1, -1, -1) if isinstance(events[at], RunStarted))
     place = next((at + 1 for at in starts if events[at].run > death.run), 0)
     while place < len(events) and events[place].at > death.at and events[place].run != death.run:
@@ -164,15 +173,15 @@ def _place(events: Sequence[Event], death: FailureView) -> int:
 
 
 def outcome_sentence(asked: RequestView) -> Sentence:
-    """What somebody has asked for, and what came of it."""
+    """A request and its result."""
     later = f"{lasted(asked.answered_at - asked.asked_at)} later"
     made = f", with checkpoint {asked.checkpoint}" if asked.checkpoint >= 0 else ""
     tone, came_of_it = {
-        "under way": (Tone.BUSY, "The job is at it."),
+        "under way": (Tone.BUSY, "The job is working on it."),
         "done": (Tone.GOOD, f"Done {later}{made}."),
-        "failed": (Tone.BAD, f"It came to nothing, {later}."),
-    }.get(asked.state, (Tone.QUIET, "Nobody has said what came of it: the process ended before."))
-    text = f"{_who(asked.by)} asked for: {asked.what}. {came_of_it}"
+        "failed": (Tone.BAD, f"It failed {later}."),
+    }.get(asked.state, (Tone.QUIET, "Its result is unknown: the process ended before it answered."))
+    text = f"{_who(asked.by)} requested: {asked.what}. {came_of_it}"
     return Sentence(asked.asked_at, 0, tone, text, asked.error or asked.folder)
 
 
@@ -181,7 +190,7 @@ LONGEST_CYCLE = 4
 
 
 def collapsed(story: Sequence[Sentence]) -> list[Sentence]:
-    """What happens again and again is said once, with how often: the same event, or the same few events in turn.
+    """Reports repeated events once, with their number: the same event, or the same few events in turn.
 
     Two events are equal when they differ in numbers only, as batches, runs and processes do.
     """
@@ -213,7 +222,7 @@ def _cycle(marks: Sequence[object], at: int) -> tuple[int, int]:
 
 
 def _who(by: str) -> str:
-    return capital(by) if by == PROGRAM else by or "Somebody"
+    return capital(by) if by == PROGRAM else by or "An unknown client"
 
 
 def _said(event: Event, tone: Tone, text: str, detail: str = "", *, routine: bool = False) -> Sentence:
@@ -233,7 +242,7 @@ def _started(event: RunStarted) -> str:
 
 
 def _completed(event: CheckpointCompleted) -> str:
-    wanted = ", as somebody had asked," if event.wanted else ""
+    wanted = ", as requested," if event.wanted else ""
     return (
         f"Checkpoint {event.checkpoint} was completed{wanted} in {milliseconds(event.duration_ms)}: "
         f"{size(event.state_bytes)} of state, {size(event.new_bytes)} of it new."
@@ -242,9 +251,9 @@ def _completed(event: CheckpointCompleted) -> str:
 
 def _failed(event: RunFailed) -> str:
     then = (
-        f"It goes back to its last checkpoint in {lasted(event.delay_s)}."
+        f"It restarts from its last checkpoint in {lasted(event.delay_s)}."
         if event.restarts
-        else "It is not tried again."
+        else "It is not restarted."
     )
     return (
         f"Run {event.run} failed: {shortened(event.root or event.why, LONGEST_WHY)} ({event.error}). {then}"
@@ -256,12 +265,12 @@ def _repeated(event: TasksRepeated) -> str:
     more = len(event.subtasks) - MOST_NAMED
     others = f" and {counted(more, 'other')}" if more > 0 else ""
     before = (
-        f" It was so in {counted(event.batches_before, 'batch', 'batches')} before, since this was last said."
+        f" The same happened in {counted(event.batches_before, 'batch', 'batches')} since the last report."
         if event.batches_before
         else ""
     )
-    silent = "" if event.why else " The first ended without a word."
-    return f"Spark needed {counted(event.attempts, 'attempt')} for {which}{others} in batch {event.batch}, which is done.{silent}{before}"
+    silent = "" if event.why else " The first attempt ended without an error message."
+    return f"Spark needed {counted(event.attempts, 'attempt')} for {which}{others} in batch {event.batch}, which succeeded.{silent}{before}"
 
 
 def _ended(event: JobEnded) -> Sentence:

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.clock import OperatorClock
-from penstock.operators.join_rows import InputRows
-from penstock.operators.join_spec import PLACE, JoinInput
+from penstock.operators.join.inputs import PLACE, JoinInput
+from penstock.operators.join.pairs import InputRows
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.state.backends.base import OpenState, OpenTable

@@ -3,6 +3,9 @@
     rows of a batch --(Spark, JVM)--> distinct values, one row each --look up--> new ones --> table, and how many --> the count
 
 Spark gives the values of all such aggregates among the aggregates of the batch, with a number that says whose they are.
+
+Windows that grow together keep a set instead, as an array: what lies in a table under a window would have to move with it, and sets unite.
+The price is that a set is one value of the state: it is read and written whole when its window gets rows.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, InternalError
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, aggregate_of, state_schema
-from penstock.operators.distinct_sets import set_type
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, aggregate_of, state_schema
 from penstock.operators.grouping import Grouped
 from penstock.operators.pieces import Piece
 from penstock.operators.stamps import TouchTimes
@@ -29,6 +32,71 @@ from penstock.state.backends.equality import Flags
 from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
 from penstock.wording import counted
+
+Numbers = npt.NDArray[np.int64]
+
+
+def set_type(values: Sequence[pa.DataType]) -> pa.DataType:
+    """That of a set of values with these columns."""
+    if len(values) == 1:
+        return pa.list_(values[0])
+    fields = [pa.field(name, kind) for name, kind in zip(part_names(len(values)), values, strict=True)]
+    return pa.list_(pa.struct(fields))
+
+
+def part_names(number: int) -> list[str]:
+    """The parts of a value that has so many columns."""
+    return [f"value_{at}" for at in range(number)]
+
+
+def united(before: pa.Array, added: pa.Array) -> pa.Array:
+    """Row by row the values that are in either set, those of `before` first; null is a set without values."""
+    owners, values = _members(pa.concat_arrays([before, added]))
+    owners %= max(1, len(before))
+    kept = _first_of_each(owners, values)
+    return _sets(owners[kept], values.take(pa.array(kept)), len(before), before.type)
+
+
+def set_sizes(sets: pa.Array) -> pa.Array:
+    """How many values each has. Those that Spark collected are counted by their values, not by their places."""
+    owners, values = _members(sets)
+    kept = _first_of_each(owners, values)
+    return pa.array(np.bincount(owners[kept], minlength=len(sets)), pa.int64())
+
+
+def in_order(sets: pa.Array) -> pa.Array:
+    """The sets with their values in ascending order: those with the same values are equal arrays."""
+    owners, values = _members(sets)
+    table, names = _with_owners(owners, values)
+    order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
+    return _sets(owners, values.take(order), len(sets), sets.type)
+
+
+def _sets(owners: Numbers, values: pa.Array, number: int, kind: pa.DataType) -> pa.Array:
+    """So many sets, of values in the order of their sets."""
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=number))))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
+
+
+def _members(sets: pa.Array) -> tuple[Numbers, pa.Array]:
+    """All values, and for each the position of its set."""
+    return pc.list_parent_indices(sets).to_numpy().astype(np.int64), pc.list_flatten(sets)
+
+
+def _first_of_each(owners: Numbers, values: pa.Array) -> Numbers:
+    """The positions of the values of each set, in the order of sets, each value once."""
+    table, names = _with_owners(owners, values)
+    numbered = table.append_column("at", pa.array(np.arange(len(owners))))
+    first: Numbers = numbered.group_by(names).aggregate([("at", "min")]).column("at_min").to_numpy()
+    return first[np.lexsort((first, owners[first]))]
+
+
+def _with_owners(owners: Numbers, values: pa.Array) -> tuple[pa.Table, list[str]]:
+    """Values with the positions of their sets, which are the first column."""
+    parts = values.flatten() if pa.types.is_struct(values.type) else [values]
+    names = ["of", *part_names(len(parts))]
+    return pa.table([pa.array(owners), *parts], names=names), names
+
 
 WHOSE = "__penstock_distinct"
 """Of each row: 0 for the aggregates of a key, n for a value of the nth aggregate of distinct values."""
@@ -44,22 +112,22 @@ _TABLE = re.compile(r"__(?P<aggregate>.+)_distinct", re.DOTALL)
 Positions = npt.NDArray[np.int64]
 
 
-def counting_distinct(specs: Sequence[AggregateSpec]) -> list[AggregateSpec]:
+def counting_distinct(specs: Sequence[AggregateColumn]) -> list[AggregateColumn]:
     """The aggregates that count distinct values, in their order: the first has the number 1."""
     return [spec for spec in specs if spec.distinct]
 
 
-def with_sets(specs: Sequence[AggregateSpec]) -> tuple[AggregateSpec, ...]:
+def with_sets(specs: Sequence[AggregateColumn]) -> tuple[AggregateColumn, ...]:
     """The same aggregates; those that count distinct values keep them as sets, without a table."""
     return tuple(_with_set(spec) if spec.distinct else spec for spec in specs)
 
 
-def _with_set(spec: AggregateSpec) -> AggregateSpec:
+def _with_set(spec: AggregateColumn) -> AggregateColumn:
     kept = Partial(spec.partials[0].name, Kind.COUNT_DISTINCT, set_type(spec.distinct))
     return replace(spec, partials=(kept,), distinct=())
 
 
-def value_names(spec: AggregateSpec) -> list[str]:
+def value_names(spec: AggregateColumn) -> list[str]:
     """The columns of a value. They depend on nothing but their own aggregate, so others may come and go."""
     return [f"__{spec.name}_distinct_{at}" for at in range(len(spec.distinct))]
 
@@ -93,7 +161,7 @@ AGGREGATES = AggregateParts()
 
 
 def aggregate_layout(
-    specs: Sequence[AggregateSpec], key: pa.Schema, ttl: TimeToLive | None = None
+    specs: Sequence[AggregateColumn], key: pa.Schema, ttl: TimeToLive | None = None
 ) -> StateLayout:
     """What an operator with these aggregates keeps."""
     distinct = counting_distinct(specs)
@@ -109,7 +177,7 @@ def aggregate_layout(
     return StateLayout(key, with_stamps(value, mortal), tables, mortal, AGGREGATES)
 
 
-def _table(spec: AggregateSpec, key: pa.Schema, mortal: Sequence[Lifetime] = ()) -> TableLayout:
+def _table(spec: AggregateColumn, key: pa.Schema, mortal: Sequence[Lifetime] = ()) -> TableLayout:
     """The values of one aggregate. With a time to live they say of which life of their key they are, see `ValueLives`.
 
     The time to live is in the name of the stamp: with another one, what is stored lives as long from then on.
@@ -125,7 +193,7 @@ def _table(spec: AggregateSpec, key: pa.Schema, mortal: Sequence[Lifetime] = ())
     return TableLayout(name, identity, value, lifetimes=(lifetime,))
 
 
-def life_fields(distinct: Sequence[AggregateSpec]) -> list[pa.Field]:
+def life_fields(distinct: Sequence[AggregateColumn]) -> list[pa.Field]:
     """Beside the aggregates of a key that has a time to live: which life it is, and when its values were last written."""
     return [
         pa.field(f"__{spec.name}_distinct_{what}", pa.int64())
@@ -134,7 +202,7 @@ def life_fields(distinct: Sequence[AggregateSpec]) -> list[pa.Field]:
     ]
 
 
-def distinct_table(spec: AggregateSpec) -> str:
+def distinct_table(spec: AggregateColumn) -> str:
     """The table with the values of one of them."""
     return f"__{spec.name}_distinct"
 
@@ -168,7 +236,7 @@ class ValueLives:
 
     @classmethod
     def of(
-        cls, spec: AggregateSpec, piece: Piece, touched: Positions, lifetime: Lifetime, generation: int
+        cls, spec: AggregateColumn, piece: Piece, touched: Positions, lifetime: Lifetime, generation: int
     ) -> ValueLives:
         """Those of the keys of a piece."""
         born, kept = (piece.stored.column(field.name) for field in life_fields([spec]))
@@ -187,7 +255,7 @@ class ValueLives:
 
 
 def partials_with_counts(
-    specs: Sequence[AggregateSpec],
+    specs: Sequence[AggregateColumn],
     grouped: Grouped,
     state: OpenState,
     lifetimes: Sequence[Lifetime] = (),

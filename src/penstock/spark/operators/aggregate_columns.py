@@ -19,13 +19,17 @@ from pyspark.sql import types as T  # noqa: N812  the same
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import PICKING, AggregateSpec, Kind, Partial, partial_name
-from penstock.operators.distinct_sets import part_names
-from penstock.operators.distinct_values import value_names
-from penstock.operators.picked_values import picked_type
-from penstock.spark.distinct_values import DistinctValues
+from penstock.operators.aggregate.columns import (
+    PICKING,
+    AggregateColumn,
+    Kind,
+    Partial,
+    partial_name,
+    picked_type,
+)
+from penstock.operators.aggregate.distinct import part_names, value_names
 from penstock.spark.key_columns import normal
-from penstock.spark.picked_values import Picked
+from penstock.spark.operators.aggregate_values import DistinctValues, Picked
 from penstock.spark.versions import arrow_type
 from penstock.state.types import canonical
 
@@ -68,7 +72,7 @@ _ORDERED = (
 _TOTALS = (T.LongType, T.DoubleType, T.DecimalType)
 
 
-def describe(name: str, column: Column, frame: DataFrame, *, timed: bool = False) -> AggregateSpec:
+def describe(name: str, column: Column, frame: DataFrame, *, timed: bool = False) -> AggregateColumn:
     """What `column` aggregates over the rows of `frame`; `ConfigError` when it cannot be merged. `timed`: rows are ordered by time."""
     call = _call(name, column, frame)
     result = _result_type(name, column, frame)
@@ -79,7 +83,7 @@ def describe(name: str, column: Column, frame: DataFrame, *, timed: bool = False
         return _picking(name, call, kind, frame, timed=timed)
     _check_type(name, call.function, kind, result)
     kept = _kept(kind, call.arguments[0], column, result)
-    return AggregateSpec(
+    return AggregateColumn(
         name=name,
         kind=kind,
         partials=tuple(
@@ -97,7 +101,7 @@ def _is_true(setting: str | None) -> bool:
 
 
 def partials(
-    spec: AggregateSpec,
+    spec: AggregateColumn,
     column: Column,
     frame: DataFrame,
     counts: Column | None = None,
@@ -128,7 +132,7 @@ def partials(
     return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, kept, strict=True)]
 
 
-def partials_of_a_row(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
+def partials_of_a_row(spec: AggregateColumn, column: Column, frame: DataFrame) -> list[Column]:
     """The same for each row alone, without grouping anything."""
     call = _call(spec.name, column, frame)
     if spec.kind in PICKING:
@@ -155,7 +159,7 @@ def _only_of(call: _Call, counts: Column) -> _Call:
     return replace(call, arguments=tuple(F.when(counts, one) for one in call.arguments))
 
 
-def _picking(name: str, call: _Call, kind: Kind, frame: DataFrame, *, timed: bool) -> AggregateSpec:
+def _picking(name: str, call: _Call, kind: Kind, frame: DataFrame, *, timed: bool) -> AggregateColumn:
     types = _types(call.arguments, frame)
     for one in types:
         _check_leaves(name, call.function, one)
@@ -163,7 +167,7 @@ def _picking(name: str, call: _Call, kind: Kind, frame: DataFrame, *, timed: boo
         _check_type(name, call.function, Kind.MAX, types[1])
     value, *by = (canonical(arrow_type(one)) for one in types)
     kept = picked_type(value, by[0] if by else None, timed=timed)
-    return AggregateSpec(name, kind, (Partial(partial_name(name, kind), kind, kept),), value)
+    return AggregateColumn(name, kind, (Partial(partial_name(name, kind), kind, kept),), value)
 
 
 def _picked(call: _Call, kind: Kind, time: Column | None = None) -> Picked:
@@ -171,12 +175,12 @@ def _picked(call: _Call, kind: Kind, time: Column | None = None) -> Picked:
     return Picked(kind, value, by[0] if by else None, call.ignore_nulls, time)
 
 
-def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFrame) -> AggregateSpec:
+def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFrame) -> AggregateColumn:
     types = _types(call.arguments, frame)
     for kind in types:
         _check_value(name, kind)
     count = Partial(partial_name(name, Kind.COUNT_DISTINCT), Kind.COUNT, arrow_type(result))
-    return AggregateSpec(
+    return AggregateColumn(
         name=name,
         kind=Kind.COUNT_DISTINCT,
         partials=(count,),
@@ -197,7 +201,7 @@ def _value(call: _Call, frame: DataFrame, counts: Column | None = None) -> Colum
     return F.when(known, F.struct(*(one.alias(name) for one, name in zip(columns, names, strict=True))))
 
 
-def distinct_values(spec: AggregateSpec, column: Column, frame: DataFrame) -> DistinctValues:
+def distinct_values(spec: AggregateColumn, column: Column, frame: DataFrame) -> DistinctValues:
     """The values of which `spec` counts the distinct ones; as Spark compares them, with one zero and one NaN."""
     arguments = _call(spec.name, column, frame).arguments
     columns = [normal(one, kind) for one, kind in zip(arguments, _types(arguments, frame), strict=True)]

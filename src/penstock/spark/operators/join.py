@@ -1,4 +1,4 @@
-"""Joins with the columns of their streams: checked before anything starts. Driver."""
+"""`join` and `lookup` as Spark sees them: rows of both streams in one frame, in one shuffle by key. Driver."""
 
 from __future__ import annotations
 
@@ -11,43 +11,54 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node
-from penstock.operators.join import Join, Lookup
-from penstock.operators.join_spec import InputColumns, JoinSpec
-from penstock.operators.lookup_rows import LookupSpec
+from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.lookup import Lookup, LookupSpec
+from penstock.operators.join.operator import Join
+from penstock.operators.join.spec import JoinSpec
 from penstock.operators.window_kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
+from penstock.spark.operators.base import (
+    BatchInput,
+    CompiledOperator,
+    OperatorInput,
+    TaskFrame,
+    check_order,
+    compiled,
+)
+from penstock.spark.second_input import SecondColumns
 from penstock.spark.versions import arrow_type
+from penstock.state.keys import SORT_KEY
 
 
 @dataclass(frozen=True)
-class CompiledJoin:
-    """A join with its types."""
+class CompiledJoin(CompiledOperator):
+    """A join or lookup, and the columns of its right stream."""
 
-    spec: JoinSpec
-    result: StructType
+    node: Join | Lookup
+    second: SecondColumns
 
-
-@dataclass(frozen=True)
-class CompiledLookup:
-    """A `lookup` with its types."""
-
-    spec: LookupSpec
-    result: StructType
+    def prepared(self, batch: BatchInput) -> TaskFrame:
+        """The rows of both streams."""
+        right = self.node.right
+        rows = batch.rows.withColumn(SORT_KEY, batch.sort_key(self.node.keys))
+        return TaskFrame(self.second.beside(rows, batch.second(right), batch.sort_key), self.second.order_by)
 
 
-def compile_join(node: Join, left: DataFrame, right: DataFrame) -> CompiledJoin:
-    """Check a join against the columns there are."""
-    timed = node.within_us is not None or node.windows is not None
-    one = _input(node, node.upstream, left, node.keys, node.event_time, timed=timed)
-    other = _input(node, node.right.upstream, right, node.right.keys, node.right.event_time, timed=timed)
+def compile_join(node: Join, given: OperatorInput) -> CompiledOperator:
+    """Check a join against the columns there are; raises `ConfigError`."""
+    left, right = given.frame, given.frame_of(node.right.upstream)
+    second = _second(node, given)
+    one = _input(node, node.upstream, left, node.keys, node.event_time)
+    other = _input(node, node.right.upstream, right, node.right.keys, node.right.event_time)
     spec = _spec(node, one, other)
-    result = _result(node, spec, left, right)
-    return CompiledJoin(spec, result)
+    return compiled(given, spec, _result(node, spec, left, right), CompiledJoin, second=second)
 
 
-def compile_lookup(node: Lookup, left: DataFrame, right: DataFrame) -> CompiledLookup:
-    """Check a lookup against the columns there are."""
+def compile_lookup(node: Lookup, given: OperatorInput) -> CompiledOperator:
+    """Check a lookup against the columns there are; raises `ConfigError`."""
+    left, right = given.frame, given.frame_of(node.right.upstream)
+    second = _second(node, given)
     one = InputColumns(_columns(left), node.keys, None)
     other = InputColumns(_columns(right), node.right.keys, None)
     if not len(other.kept):
@@ -57,7 +68,13 @@ def compile_lookup(node: Lookup, left: DataFrame, right: DataFrame) -> CompiledL
             operator=node.uid,
         )
     spec = LookupSpec(one, other, node.inner, node.ttl)
-    return CompiledLookup(spec, _side_by_side(node, left, right, []))
+    return compiled(given, spec, _side_by_side(node, left, right, []), CompiledJoin, second=second)
+
+
+def _second(node: Join | Lookup, given: OperatorInput) -> SecondColumns:
+    frame = given.frame_of(node.right.upstream)
+    check_order(f"{node.uid}, right stream", node.right.order_by, frame)
+    return SecondColumns.of(node, node.right, given.frame, frame)
 
 
 def _spec(node: Join, left: InputColumns, right: InputColumns) -> JoinSpec:
@@ -69,9 +86,9 @@ def _spec(node: Join, left: InputColumns, right: InputColumns) -> JoinSpec:
 
 
 def _input(
-    node: Join, upstream: Node, frame: DataFrame, keys: tuple[str, ...], named: str | None, *, timed: bool
+    node: Join, upstream: Node, frame: DataFrame, keys: tuple[str, ...], named: str | None
 ) -> InputColumns:
-    time = event_time_of(upstream, frame, uid=node.uid, named=named) if timed else None
+    time = event_time_of(upstream, frame, uid=node.uid, named=named) if node.judges_by_time else None
     return InputColumns(_columns(frame), keys, time)
 
 

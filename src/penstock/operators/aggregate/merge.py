@@ -2,26 +2,27 @@
 
     rows of a batch --(Spark, JVM)--> partials, one row a key --merge--> state --finish--> output columns
 
-A partial is a value that can be merged with another of its kind without the rows behind it. Every aggregate
-is its own partial, but the average and the sum of decimals, which are a sum and a count, and those that pick
-the value of one row, see `picked_values`. Null and NaN follow
-Spark, so that the result is what Spark's `groupBy` says about the whole input: null is skipped, a sum of nothing
-is null, a count is never null, NaN is larger than any number.
+A partial is a value that can be merged with another of its kind without the rows behind it. Every aggregate is its own partial, but the
+average and the sum of decimals, which are a sum and a count, and those that pick the value of one row (`max_by`, `min_by`, `first` and
+`last`). Null and NaN follow Spark, so that the result is what Spark's `groupBy` says about the whole input: null is skipped, a sum of
+nothing is null, a count is never null, NaN is larger than any number.
 
 Overflow follows Spark too. In its ANSI mode it is an error. Without, a sum of integers begins again at the other
 end, and a sum of decimals is null from then on: the count tells such a null from that of a sum of nothing.
 
 An average of integers is a sum of doubles in Spark, and here; so beyond 2**53, and for floating sums, the
 last digits depend on the order of additions, in Spark as well.
+
+An aggregate that picks the value of one row keeps a struct: the `value`, the `by` of `max_by` and `min_by`, and in windows of time the
+event time of the row, `at`. There rows are ordered by their event time, elsewhere by the order in which they come. Null stands for "no row
+yet": the value of a row may be null. Of rows that are equal in `by` the last one counts, as in Spark where a single task reads all rows in
+order.
 """
 
 from __future__ import annotations
 
 import decimal
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -30,122 +31,68 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
-from penstock.operators.distinct_sets import set_sizes, united
-from penstock.operators.picked_values import chosen, picked_by, picked_first, picked_last, value_of
+from penstock.operators.aggregate.columns import (
+    AT,
+    BY,
+    PICKING,
+    VALUE,
+    AggregateColumn,
+    Kind,
+    Partial,
+    output_schema,
+    state_schema,
+)
+from penstock.operators.aggregate.distinct import set_sizes, united
 from penstock.operators.value_order import compare
-from penstock.state.types import arrow_type, spark_type
+from penstock.state.types import spark_type
 
-_AVERAGE = b"penstock.average"
-"""Beside the columns of an average: the type of its result."""
+
+def value_of(picked: pa.Array) -> pa.Array:
+    """The values alone."""
+    return pc.struct_field(picked, VALUE)
+
+
+def chosen(before: pa.Array, added: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:
+    """Of each row that of `before` where `keep` is true, else that of `added`; where one of them is null the other one."""
+    has_before, has_added = (side.is_valid().to_numpy(zero_copy_only=False) for side in (before, added))
+    keep = np.where(has_before & has_added, keep, has_before)
+    if keep.all():
+        return before
+    at = np.arange(len(before))
+    return pa.concat_arrays([before, added]).take(pa.array(np.where(keep, at, at + len(before))))
+
+
+def picked_by(before: pa.Array, added: pa.Array, *, largest: bool) -> pa.Array:
+    """The one with the larger, or smaller, `by`; of equals the later one."""
+    by = compare(pc.struct_field(before, BY), pc.struct_field(added, BY))
+    better = by > 0 if largest else by < 0
+    return chosen(before, added, better | ((by == 0) & (_places(before, added) > 0)))
+
+
+def picked_first(before: pa.Array, added: pa.Array) -> pa.Array:
+    """The earlier one; what was there before, where rows have no place of their own, or the same."""
+    return chosen(before, added, _places(before, added) <= 0)
+
+
+def picked_last(before: pa.Array, added: pa.Array) -> pa.Array:
+    """The later one; what is added, where rows have no place of their own, or the same."""
+    return chosen(before, added, _places(before, added) > 0)
+
+
+def _places(before: pa.Array, added: pa.Array) -> npt.NDArray[np.int8]:
+    if before.type.get_field_index(AT) < 0:
+        return np.zeros(len(before), dtype=np.int8)
+    return compare(pc.struct_field(before, AT), pc.struct_field(added, AT))
+
+
 _COUNT_AS_DECIMAL = pa.decimal256(19, 0)
 
 
-class Kind(StrEnum):
-    """An aggregate that can be merged; all but AVG are also the rule by which a partial column is merged."""
-
-    COUNT = "count"
-    SUM = "sum"
-    MIN = "min"
-    MAX = "max"
-    AVG = "avg"
-    BOOL_AND = "bool_and"
-    BOOL_OR = "bool_or"
-    BIT_AND = "bit_and"
-    BIT_OR = "bit_or"
-    BIT_XOR = "bit_xor"
-    COUNT_DISTINCT = "count_distinct"
-    MAX_BY = "max_by"
-    MIN_BY = "min_by"
-    FIRST = "first"
-    LAST = "last"
-
-
-PICKING = (Kind.MAX_BY, Kind.MIN_BY, Kind.FIRST, Kind.LAST)
-"""They pick the value of one row."""
-
-
-@dataclass(frozen=True)
-class Partial:
-    """A column of the state, which Spark computes anew for every batch, and the rule that merges the two."""
-
-    name: str
-    rule: Kind
-    type: pa.DataType
-
-
-@dataclass(frozen=True)
-class AggregateSpec:
-    """One aggregate: the user's name, what is kept, the type that Spark gives its result, and whether overflow is an error.
-
-    `distinct` are the types of the values of which it counts the distinct ones, with tables of them; empty for all others.
-    """
-
-    name: str
-    kind: Kind
-    partials: tuple[Partial, ...]
-    output: pa.DataType
-    ansi: bool = True
-    distinct: tuple[pa.DataType, ...] = ()
-
-
-_PARTIAL = re.compile(rf"__(?P<aggregate>.+)_(?P<rule>{'|'.join(Kind)})", re.DOTALL)
-"""No rule ends as another one does behind a `_`: a name can be read in one way only."""
-
-Rule = Callable[[pa.Array, pa.Array, AggregateSpec], pa.Array]
-
-
-def partial_name(aggregate: str, rule: Kind) -> str:
-    """The name of a state column; it depends on nothing but its own aggregate, so others may come and go."""
-    return f"__{aggregate}_{rule.value}"
-
-
-def aggregate_of(column: str) -> tuple[str, Kind] | None:
-    """The aggregate that a state column with such a name belongs to, and what the column is in it."""
-    found = _PARTIAL.fullmatch(column)
-    return None if found is None else (found["aggregate"], Kind(found["rule"]))
-
-
-def state_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
-    """The value columns of the operator's state. What is a part of an average says so: a sum of decimals is a sum and a count, too."""
-    return pa.schema([_field(spec, partial) for spec in specs for partial in spec.partials])
-
-
-def _field(spec: AggregateSpec, partial: Partial) -> pa.Field:
-    said = {_AVERAGE: spark_type(spec.output)} if spec.kind is Kind.AVG else None
-    return pa.field(partial.name, partial.type, metadata=said)
-
-
-def stored_aggregates(state: Sequence[pa.Field]) -> list[AggregateSpec]:
-    """The aggregates that stored columns belong to, in their order, without the job: for those who read state."""
-    found: dict[str, list[tuple[Kind, pa.Field]]] = {}
-    for field in state:
-        whose = aggregate_of(field.name)
-        if whose is not None:
-            found.setdefault(whose[0], []).append((whose[1], field))
-    return [_stored_aggregate(name, columns) for name, columns in found.items()]
-
-
-def _stored_aggregate(name: str, columns: Sequence[tuple[Kind, pa.Field]]) -> AggregateSpec:
-    partials = tuple(Partial(field.name, rule, field.type) for rule, field in columns)
-    kind, first = columns[0]
-    average = (first.metadata or {}).get(_AVERAGE)
-    if average is not None:
-        return AggregateSpec(name, Kind.AVG, partials, arrow_type(average.decode()), ansi=False)
-    if len(partials) > 1 and pa.types.is_floating(first.type):  # a sum of these would have no count
-        return AggregateSpec(name, Kind.AVG, partials, pa.float64(), ansi=False)
-    output = first.type.field(0).type if kind in PICKING else first.type
-    if pa.types.is_list(first.type) and kind is Kind.COUNT_DISTINCT:
-        output = pa.int64()
-    return AggregateSpec(name, kind, partials, output)
-
-
-def output_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
-    """The columns that `finish` gives, with the types of Spark's own result; timestamps are in UTC."""
-    return pa.schema([(spec.name, spec.output) for spec in specs])
+Rule = Callable[[pa.Array, pa.Array, AggregateColumn], pa.Array]
 
 
 def merge(
-    specs: Sequence[AggregateSpec], old: pa.RecordBatch, found: npt.NDArray[np.bool_], new: pa.RecordBatch
+    specs: Sequence[AggregateColumn], old: pa.RecordBatch, found: npt.NDArray[np.bool_], new: pa.RecordBatch
 ) -> pa.RecordBatch:
     """The new state of some keys: row i of `old` (where `found`) and row i of `new` belong to the same key.
 
@@ -170,7 +117,7 @@ def _known(before: pa.Array, known: pa.Array | None) -> pa.Array:
     return pc.if_else(known, before, pa.scalar(None, before.type))
 
 
-def _check_counts(spec: AggregateSpec, before: Sequence[pa.Array], unknown: int) -> None:
+def _check_counts(spec: AggregateColumn, before: Sequence[pa.Array], unknown: int) -> None:
     for partial, column in zip(spec.partials, before, strict=True):
         if partial.rule is Kind.COUNT and column.null_count != unknown:
             raise CorruptStateError(
@@ -180,7 +127,7 @@ def _check_counts(spec: AggregateSpec, before: Sequence[pa.Array], unknown: int)
             )
 
 
-def finish(specs: Sequence[AggregateSpec], state: pa.RecordBatch) -> pa.RecordBatch:
+def finish(specs: Sequence[AggregateColumn], state: pa.RecordBatch) -> pa.RecordBatch:
     """The results that a state stands for, one column an aggregate."""
     columns = [_result(spec, [state.column(partial.name) for partial in spec.partials]) for spec in specs]
     return pa.RecordBatch.from_arrays(columns, schema=output_schema(specs))
@@ -208,7 +155,9 @@ def _either(both: pa.Array, before: pa.Array, added: pa.Array) -> pa.Array:
     return pc.coalesce(both, before, added)
 
 
-def _merged(spec: AggregateSpec, before: Sequence[pa.Array], added: Sequence[pa.Array]) -> Sequence[pa.Array]:
+def _merged(
+    spec: AggregateColumn, before: Sequence[pa.Array], added: Sequence[pa.Array]
+) -> Sequence[pa.Array]:
     if [partial.rule for partial in spec.partials] == [Kind.SUM, Kind.COUNT] and pa.types.is_decimal(
         spec.partials[0].type
     ):
@@ -219,7 +168,7 @@ def _merged(spec: AggregateSpec, before: Sequence[pa.Array], added: Sequence[pa.
     ]
 
 
-def _sum(before: pa.Array, added: pa.Array, spec: AggregateSpec) -> pa.Array:
+def _sum(before: pa.Array, added: pa.Array, spec: AggregateColumn) -> pa.Array:
     if not spec.ansi:
         return _either(pc.add(before, added), before, added)
     try:
@@ -230,7 +179,7 @@ def _sum(before: pa.Array, added: pa.Array, spec: AggregateSpec) -> pa.Array:
 
 
 def _decimal_total(
-    spec: AggregateSpec, before: Sequence[pa.Array], added: Sequence[pa.Array]
+    spec: AggregateColumn, before: Sequence[pa.Array], added: Sequence[pa.Array]
 ) -> Sequence[pa.Array]:
     """A sum and a count. A sum that overflowed is null although there is a count, and stays so."""
     kind = before[0].type
@@ -252,7 +201,7 @@ def _overflowed(total: pa.Array, count: pa.Array) -> pa.Array:
 
 
 def _overflow(
-    spec: AggregateSpec, before: pa.Array, added: pa.Array, fits: Callable[[Any], bool]
+    spec: AggregateColumn, before: pa.Array, added: pa.Array, fits: Callable[[Any], bool]
 ) -> BadRecordError:
     """Name the first pair whose sum does not fit; only on the way to a failure, so a loop will do."""
     pairs = zip(before.to_pylist(), added.to_pylist(), strict=True)
@@ -267,7 +216,7 @@ def _overflow(
     )
 
 
-def _count(before: pa.Array, added: pa.Array, spec: AggregateSpec) -> pa.Array:
+def _count(before: pa.Array, added: pa.Array, spec: AggregateColumn) -> pa.Array:
     return _sum(before.fill_null(0), added, spec)
 
 
@@ -308,7 +257,7 @@ _RULES: dict[Kind, Rule] = {
 # --- results ---
 
 
-def _result(spec: AggregateSpec, columns: list[pa.Array]) -> pa.Array:
+def _result(spec: AggregateColumn, columns: list[pa.Array]) -> pa.Array:
     if spec.kind in PICKING:
         return value_of(columns[0]).cast(spec.output)
     if spec.kind is Kind.COUNT_DISTINCT and pa.types.is_list(columns[0].type):
@@ -321,7 +270,7 @@ def _result(spec: AggregateSpec, columns: list[pa.Array]) -> pa.Array:
     return pc.divide(total, count.cast(pa.float64()))
 
 
-def _decimal_average(spec: AggregateSpec, total: pa.Array, count: pa.Array) -> pa.Array:
+def _decimal_average(spec: AggregateColumn, total: pa.Array, count: pa.Array) -> pa.Array:
     """Round as Spark does: once, half away from zero, at the scale of the result."""
     at_least_one = pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
     wide = pa.decimal256(total.type.precision, total.type.scale)
@@ -340,3 +289,30 @@ def _decimal_average(spec: AggregateSpec, total: pa.Array, count: pa.Array) -> p
     limit = decimal.Decimal(10) ** (spec.output.precision - spec.output.scale)
     fitting = [None if value is None or abs(value) >= limit else value for value in quotient.to_pylist()]
     return pa.array(fitting, quotient.type).cast(spec.output)
+
+
+Positions = npt.NDArray[np.int64]
+
+
+def merged_groups(
+    specs: Sequence[AggregateColumn], partials: pa.RecordBatch, starts: Positions
+) -> pa.RecordBatch:
+    """One row for each group: group i has the rows `starts[i]` up to `starts[i + 1]`, at least one.
+
+    Neighbours are merged in pairs, in as many rounds as the largest group can be halved, in the order of the rows.
+    """
+    sizes = np.diff(starts)
+    while len(sizes) and sizes.max() > 1:
+        within = np.arange(len(partials)) - np.repeat(starts[:-1], sizes)
+        left = np.flatnonzero(within % 2 == 0)
+        has_right = within[left] + 1 < np.repeat(sizes, (sizes + 1) // 2)
+        pairs = left[has_right]
+        known = np.ones(len(pairs), dtype=np.bool_)
+        merged = merge(specs, partials.take(pa.array(pairs)), known, partials.take(pa.array(pairs + 1)))
+        at = left.copy()
+        at[has_right] = len(partials) + np.arange(len(pairs))
+        both = pa.Table.from_batches([partials.select(merged.schema.names), merged])
+        (partials,) = both.take(pa.array(at)).combine_chunks().to_batches()
+        sizes = (sizes + 1) // 2
+        starts = np.concatenate(([0], np.cumsum(sizes)))
+    return partials

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.operators.join_spec import JoinInput, JoinSpec
+from penstock.operators.join.inputs import JoinInput
 from penstock.operators.python_values import as_moments
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.operators.wide_columns import rows_at
@@ -17,6 +18,9 @@ from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import PART_BYTES, Bytes, cut, row_bytes
+
+if TYPE_CHECKING:
+    from penstock.operators.join.spec import JoinSpec
 
 
 @dataclass
@@ -71,7 +75,7 @@ def _nobody(timed: Timed) -> Flags:
 
 
 @dataclass(frozen=True)
-class Output:
+class PickedRows:
     """Rows of an input at these positions, each as often as it comes out."""
 
     rows: InputRows
@@ -95,13 +99,18 @@ class Output:
         """The bytes of each."""
         return self.rows.sizes[self.at]
 
-    def slice(self, start: int, stop: int) -> Output:
+    def slice(self, start: int, stop: int) -> PickedRows:
         """Some of them."""
-        return Output(self.rows, self.at[start:stop])
+        return PickedRows(self.rows, self.at[start:stop])
 
 
 def in_output_columns(
-    spec: JoinSpec, keys: KeyBatch, left: Output | None, right: Output | None, *, times: Numbers | None = None
+    spec: JoinSpec,
+    keys: KeyBatch,
+    left: PickedRows | None,
+    right: PickedRows | None,
+    *,
+    times: Numbers | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows side by side, or those of one input alone, with nulls for the other; `times` are those of the results, where asked for.
 
@@ -119,7 +128,12 @@ def in_output_columns(
 
 
 def _side_by_side(
-    spec: JoinSpec, keys: KeyBatch, left: Output | None, right: Output | None, *, times: Numbers | None
+    spec: JoinSpec,
+    keys: KeyBatch,
+    left: PickedRows | None,
+    right: PickedRows | None,
+    *,
+    times: Numbers | None,
 ) -> pa.RecordBatch:
     known = left if left is not None else right
     if known is None:
@@ -139,7 +153,7 @@ def _side_by_side(
     return pa.RecordBatch.from_arrays([columns[name] for name in output.names], schema=output)
 
 
-def _columns(given: JoinInput, output: Output | None, rows: int) -> dict[str, pa.Array]:
+def _columns(given: JoinInput, output: PickedRows | None, rows: int) -> dict[str, pa.Array]:
     if output is None:
         return {field.name: pa.nulls(rows, field.type) for field in given.kept}
     return dict(zip(given.kept.names, output.rows.taken(output.at), strict=True))

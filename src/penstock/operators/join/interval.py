@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.arriving_rows import Arriving, arriving
 from penstock.operators.base import LEFT, RIGHT
-from penstock.operators.both_inputs import ROW, grouped_inputs
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import Grouped
-from penstock.operators.join_rows import InputRows, Output, in_output_columns
-from penstock.operators.join_spec import JoinInput, JoinSpec
-from penstock.operators.join_state import JoinTables
+from penstock.operators.join.inputs import ROW, Arriving, JoinInput, arriving, grouped_inputs
+from penstock.operators.join.pairs import InputRows, PickedRows, in_output_columns
+from penstock.operators.join.state import JoinTables
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
 from penstock.operators.wide_columns import rows_at
@@ -36,6 +35,9 @@ from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import PART_BYTES, cut
+
+if TYPE_CHECKING:
+    from penstock.operators.join.spec import JoinSpec
 
 PIECE_BYTES = 256 << 20
 PAIRS_AT_ONCE = 1 << 20
@@ -133,15 +135,15 @@ class _Batch:
             )
             _note(left, right, ranges)
             for lefts, rights in ranges.pairs(PAIRS_AT_ONCE):
-                results += self._pairs(keys, Output(left, lefts), Output(right, rights))
+                results += self._pairs(keys, PickedRows(left, lefts), PickedRows(right, rights))
             return
         moments = right.timed.times
         ranges = in_range(left.timed, right.timed.key_index, moments - spec.upper_us, moments - spec.lower_us)
         _note(right, left, ranges)
         for rights, lefts in ranges.pairs(PAIRS_AT_ONCE):
-            results += self._pairs(keys, Output(left, lefts), Output(right, rights))
+            results += self._pairs(keys, PickedRows(left, lefts), PickedRows(right, rights))
 
-    def _pairs(self, keys: KeyBatch, left: Output, right: Output) -> Iterator[pa.RecordBatch]:
+    def _pairs(self, keys: KeyBatch, left: PickedRows, right: PickedRows) -> Iterator[pa.RecordBatch]:
         times = None if self._spec.at is None else np.maximum(left.moments, right.moments)
         return in_output_columns(self._spec, keys, left, right, times=times)
 
@@ -165,7 +167,7 @@ class _Batch:
         given = self._spec.left if name == LEFT else self._spec.right
         if not given.outer or not which.any():
             return
-        output = Output(rows, np.flatnonzero(which))
+        output = PickedRows(rows, np.flatnonzero(which))
         left, right = (output, None) if name == LEFT else (None, output)
         times = output.moments + max(given.ends_us or 0, 0) if has_key else output.moments
         self._results += in_output_columns(self._spec, keys, left, right, times=times)

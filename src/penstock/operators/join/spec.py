@@ -1,4 +1,4 @@
-"""What a join is asked for: which rows of two inputs belong together, how long each is kept, and the columns of the results. Pure.
+"""A join with the columns of its inputs: which rows match, how long each is kept, and its work in a subtask. Driver and executors.
 
 A row has a moment: its event time, or the beginning of its window. A left row at l and a right row at r with the same key match when
 l + lower <= r <= l + upper. As rows before the watermark are late, a left row cannot match any more once the watermark has reached
@@ -8,19 +8,21 @@ l + upper + 1, and a right row once it has reached r - lower + 1. In a join by w
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.operators.base import LEFT, RIGHT
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.base import LEFT, RIGHT, Spec, Task, TaskContext
+from penstock.operators.inputs import RightInput, TaskRows
+from penstock.operators.join.inputs import MATCHED, PLACE, InputColumns, JoinInput, both
+from penstock.operators.join.interval import run_join
+from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.views import Plain, StoredTable, TableView, plain
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, TimeWindows
-from penstock.state.backends.base import StateLayout, TableLayout
-from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
-
-PLACE = pa.field("__penstock_place", pa.int64())
-"""Tells the rows of a key apart: a number that no other row of the input ever has."""
-MATCHED = pa.field("__penstock_matched", pa.bool_())
+from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.handle import Due
+from penstock.state.lifetimes import Measure, stamp_name
 
 
 class How(enum.Enum):
@@ -33,85 +35,7 @@ class How(enum.Enum):
 
 
 @dataclass(frozen=True)
-class InputColumns:
-    """The columns of an input, in their order; those of the key, and that with the event time (None in a join without bounds)."""
-
-    columns: pa.Schema
-    keys: tuple[str, ...]
-    time: TimeColumn | None
-
-    @property
-    def kept(self) -> pa.Schema:
-        """The columns beside the key."""
-        return pa.schema([field for field in self.columns if field.name not in self.keys])
-
-
-@dataclass(frozen=True)
-class JoinInput(InputColumns):
-    """One of the two inputs."""
-
-    name: str
-    ends_us: int | None
-    """A row matters until the watermark has come so far behind its moment; None for ever."""
-    outer: bool
-    """Whether a row that finds no partner comes out."""
-    kind: str = ""
-    """In the names of its tables: a moment means something else in a join of another kind, or with other windows."""
-    bounds: str = ""
-    """In the names of what waits: with other bounds it could not be found again. Rows themselves may go on with other bounds."""
-
-    @property
-    def rows(self) -> str:
-        """The table with its rows, by key and then by moment."""
-        return f"rows of the {self.name} input{self.kind}"
-
-    @property
-    def waiting(self) -> str:
-        """The table with those of its rows that had found no partner at the end of their batch, by moment."""
-        return f"{self.name} without a partner{self.kind}{self.bounds}"
-
-    @property
-    def stamp(self) -> str:
-        """The column with the moment of a stored row."""
-        return stamp_name(self.name, Measure.WATERMARK)
-
-    @property
-    def stored(self) -> pa.Schema:
-        """What is stored of a row beside its identity, in this order."""
-        matched = [MATCHED] if self.outer else []
-        return pa.schema([*self.kept, *matched, (self.stamp, pa.int64())])
-
-    def cannot_match_from(self, watermark_us: int) -> int:
-        """At this watermark no row with a moment up to and with this one can match any more."""
-        if self.ends_us is None or watermark_us <= LONG_AGO_US:
-            return LONG_AGO_US
-        return FAR_AWAY_US if watermark_us >= FAR_AWAY_US else watermark_us - self.ends_us
-
-    def layouts(self, key: pa.Schema) -> list[TableLayout]:
-        """Its tables."""
-        identity = pa.schema([*key, PLACE])
-        value = self.stored
-        if self.ends_us is None:
-            return [TableLayout(self.rows, identity, value)]
-        ttl_us = max(self.ends_us, 1)
-        columns = tuple(value.names[:-1])
-        tables = [
-            TableLayout(
-                self.rows,
-                identity,
-                value,
-                lifetimes=(Lifetime(columns, self.stamp, ttl_us, Measure.WATERMARK),),
-            )
-        ]
-        if self.outer:
-            lifetime = Lifetime((), f"{self.stamp}_waiting", ttl_us, Measure.WATERMARK)
-            value = pa.schema([lifetime.stamp_field])
-            tables.append(TableLayout(self.waiting, identity, value, by_time=True, lifetimes=(lifetime,)))
-        return tables
-
-
-@dataclass(frozen=True)
-class JoinSpec:
+class JoinSpec(Spec):
     """A join of two inputs, whose keys have the same types."""
 
     left: JoinInput
@@ -187,11 +111,62 @@ class JoinSpec:
         return [pa.field(name, kind) for name in (*window, *([] if self.at is None else [self.at]))]
 
     @property
-    def uses_time(self) -> bool:
-        """Whether something may come out because time goes on."""
-        return self.left.outer or self.right.outer
+    def second_input(self) -> RightInput | None:
+        """The right stream."""
+        return self.right.as_second
 
     def layout(self) -> StateLayout:
-        """What is kept."""
+        """The rows of both inputs, and which of them wait for a partner."""
         tables = [*self.left.layouts(self.key), *self.right.layouts(self.key)]
         return StateLayout(self.key, pa.schema([]), tuple(tables))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of an input under `left` and `right`. Which of them wait for a partner can be seen there, too."""
+        name = table.name
+        if name.startswith((f"{LEFT} without a partner", f"{RIGHT} without a partner")):
+            return TableView(name, "")
+        side = next((side for side in (LEFT, RIGHT) if name.startswith(f"rows of the {side} input")), None)
+        if side is None:
+            return None
+        identity = plain(field for field in table.own if field.name != PLACE.name)
+        value = (one for one in table.value if one.name != stamp_name(side, Measure.WATERMARK))
+        return TableView(
+            side,
+            "rows of a join",
+            identity,
+            tuple(Plain("matched", MATCHED) if one.name == MATCHED.name else one for one in value),
+        )
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return JoinTask(context, self)
+
+
+@dataclass
+class JoinTask(Task):
+    """Puts rows of two streams side by side, and gives rows of an outer input alone once they cannot match any more."""
+
+    spec: JoinSpec
+    _due: Due = field(default_factory=Due, init=False)
+
+    takes_null_keys: ClassVar[bool] = True
+    """A row without a key is not bad: null equals nothing, and so it has no partner."""
+
+    @property
+    def uses_time(self) -> bool:
+        """Where rows without a partner come out: when they do is a matter of time."""
+        return self.spec.left.outer or self.spec.right.outer
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """The pairs, and the rows that come out alone; late ones are put aside."""
+        left, right = both(rows)
+        joined = run_join(self.spec, left, right, state, self.context.clock, operator=self.context.uid)
+        self._due = joined.due
+        self.context.late.add(joined.late_left)
+        self.context.late_right.add(joined.late_right)
+        return {RESULTS: joined.results}
+
+    def due(self) -> Due:
+        """When the first row that waits for a partner can have none any more."""
+        return self._due

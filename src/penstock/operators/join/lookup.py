@@ -1,4 +1,4 @@
-"""Give each row what is known of its key from another stream: its latest row. Executors.
+"""`lookup`: give each row what is known of its key from another stream, its latest row. Driver and executors.
 
 In every batch the rows of the right input count first, then those of the left one look their key up. Of the right rows of a key the last
 one counts.
@@ -8,26 +8,82 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.arriving_rows import parted_by_key
-from penstock.operators.both_inputs import ROW, grouped_inputs
-from penstock.operators.join_spec import InputColumns
+from penstock.errors import ConfigError
+from penstock.operators.base import Node, Operator, SecondInput, Spec, Task, TaskContext
+from penstock.operators.inputs import RightInput, TaskRows
+from penstock.operators.join.inputs import ROW, InputColumns, both, grouped_inputs, parted_by_key
+from penstock.operators.join.operator import On, key_pairs
+from penstock.operators.join.spec import How
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
+from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.stamps import TouchTimes
-from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.time_to_live import TTL, TimeToLive, time_to_live
 from penstock.operators.wide_columns import as_batch, rows_at, widened
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.keys import KeyBatch
+from penstock.state.lifetimes import Measure
 from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, table_row_bytes
 
 LIMITS = PieceLimits(bytes=256 << 20)
 
 
+@dataclass(frozen=True, eq=False)
+class Lookup(Operator):
+    """Rows of a stream with the latest row of their key in another one beside them."""
+
+    right: SecondInput
+    inner: bool
+    ttl: TimeToLive | None = None
+
+    may_reject_rows: ClassVar[bool] = False
+
+    @classmethod
+    def checked(
+        cls,
+        uid: str,
+        left: Node,
+        right: Node,
+        *,
+        on: On,
+        how: str,
+        order_by: OrderBy,
+        ttl: TTL | None,
+    ) -> Lookup:
+        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        keys, right_keys = key_pairs(on, uid)
+        if how not in (How.INNER.value, How.LEFT.value):
+            raise ConfigError(
+                f"lookup {uid!r}: how={how!r}: rows of the right stream come out beside left ones only; choose 'left' or 'inner'",
+                uid=uid,
+            )
+        lifetime = time_to_live(ttl)
+        if lifetime is not None and (lifetime.renews or lifetime.lifetime().measure is not Measure.CLOCK):
+            raise ConfigError(
+                f"lookup {uid!r}: ttl={ttl!r}: what is known of a key counts from when it was told, by the clock; say how long, and no "
+                "more",
+                uid=uid,
+            )
+        second = SecondInput(right, right_keys, order_by=parse_orders(order_by, "order_by"))
+        return cls(uid, left, keys, second, how == How.INNER.value, lifetime)
+
+    def describe(self) -> str:
+        """The plan shows nothing but its name."""
+        return "lookup"
+
+    @property
+    def second_input(self) -> SecondInput | None:
+        """The stream that was given to the method."""
+        return self.right
+
+
 @dataclass(frozen=True)
-class LookupSpec:
+class LookupSpec(Spec):
     """What `lookup` was asked for: `inner` leaves out rows of whose key nothing is known."""
 
     left: InputColumns
@@ -45,11 +101,34 @@ class LookupSpec:
         """The columns of the left input, then those of the right one without its key."""
         return pa.schema([*self.left.columns, *self.right.kept])
 
+    @property
+    def second_input(self) -> RightInput | None:
+        """The stream in which keys are looked up."""
+        return self.right.as_second
+
     def layout(self) -> StateLayout:
         """What is kept: a row a key."""
         kept = self.right.kept
         lifetimes = () if self.ttl is None else (self.ttl.lifetime(*kept.names),)
         return StateLayout(self.key, with_stamps(kept, lifetimes), lifetimes=lifetimes)
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return LookupTask(context, self)
+
+
+@dataclass
+class LookupTask(Task):
+    """Puts the latest row of their key beside rows."""
+
+    spec: LookupSpec
+
+    takes_null_keys: ClassVar[bool] = True
+    """A row without a key is not bad: null equals nothing, and so nothing is known of it."""
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """The rows of the left stream with what is known of their key."""
+        return {RESULTS: run_lookup(self.spec, *both(rows), state)}
 
 
 def run_lookup(spec: LookupSpec, left: pa.Table, right: pa.Table, state: OpenState) -> list[pa.RecordBatch]:

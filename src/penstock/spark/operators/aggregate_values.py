@@ -1,25 +1,72 @@
-"""Aggregates that pick the value of one row, `max_by`, `min_by`, `first` and `last`, as Spark computes them in a batch. Driver.
+"""Aggregates of a batch that look at single rows: those that count distinct values, and those that pick the value of one row. Driver.
 
-Spark promises no order in which a `groupBy` sees rows. So every row gets a number, by the partition in which Spark reads it and its
-place there. It decides between rows that are otherwise equal.
+With distinct values, a row is there once for the aggregates of its key, and once more for each value that it has. So Spark finds the
+distinct values in the same `groupBy`, in parts of rows of any number: a key with very many values is no array that has to fit into one row.
+
+`max_by`, `min_by`, `first` and `last` pick a row. Spark promises no order in which a `groupBy` sees rows, so every row gets a number, by
+the partition in which Spark reads it and its place there. It decides between rows that are otherwise equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
-from penstock.operators.aggregates import PICKING, AggregateSpec, Kind
-from penstock.operators.picked_values import AT, BY, VALUE
+from penstock.operators.aggregate.columns import AT, BY, PICKING, VALUE, AggregateColumn, Kind
+from penstock.operators.aggregate.distinct import WHOSE
+from penstock.spark.key_columns import quoted
+
+
+@dataclass(frozen=True)
+class DistinctValues:
+    """The columns whose distinct values one aggregate counts, as the state calls them."""
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+def with_distinct_values(frame: DataFrame, distinct: Sequence[DistinctValues], counted: Column) -> DataFrame:
+    """The rows with what they stand for; `counted` are those that have values, and values of no other row are computed.
+
+    A value is left out where one of its columns is null, as in SQL. The other aggregates take only rows that stand for them, see
+    `for_aggregates`: added up once more for every value, a sum could overflow.
+    """
+    values = {
+        name: F.when(counted, column)
+        for one in distinct
+        for name, column in zip(one.names, one.columns, strict=True)
+    }
+    rows = frame.withColumns(values)
+    numbers = [F.lit(0), *(F.when(counted & _known(one), F.lit(at)) for at, one in enumerate(distinct, 1))]
+    rows = rows.withColumn(WHOSE, F.explode(F.array_compact(F.array(*numbers))))
+    return rows.withColumns(
+        {name: _where(at, name) for at, one in enumerate(distinct, 1) for name in one.names}
+    )
+
+
+def for_aggregates() -> Column:
+    """Whether a row stands for the aggregates of its key, not for a value."""
+    return F.col(WHOSE) == 0
+
+
+def _known(values: DistinctValues) -> Column:
+    return reduce(and_, (F.col(quoted(name)).isNotNull() for name in values.names))
+
+
+def _where(number: int, name: str) -> Column:
+    return F.when(F.col(WHOSE) == number, F.col(quoted(name)))
+
 
 ARRIVAL = "__penstock_arrival"
 """The number of a row in its batch."""
 
 
-def with_arrival(frame: DataFrame, specs: Sequence[AggregateSpec]) -> DataFrame:
+def with_arrival(frame: DataFrame, specs: Sequence[AggregateColumn]) -> DataFrame:
     """The rows with their numbers, where an aggregate asks for them."""
     if not any(spec.kind in PICKING for spec in specs):
         return frame

@@ -1,0 +1,199 @@
+"""`aggregate` as Spark sees it: the rows of a batch become one for each key, which tasks merge into the state. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.classic.column import Column as ClassicColumn
+
+from penstock.config import OnBadRecord
+from penstock.errors import ConfigError
+from penstock.operators.aggregate.columns import AggregateColumn
+from penstock.operators.aggregate.distinct import WHOSE, counting_distinct, distinct_table
+from penstock.operators.aggregate.operator import EVENT_TIME_US, Aggregate, AggregateSpec
+from penstock.operators.clock import OperatorClock
+from penstock.operators.everything import EVERYTHING
+from penstock.operators.time_column import TimeColumn
+from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key, rows_that_count
+from penstock.spark.event_times import event_time_of, in_microseconds
+from penstock.spark.key_columns import normalised, quoted, with_key
+from penstock.spark.operators.aggregate_columns import describe, distinct_values, partials
+from penstock.spark.operators.aggregate_values import DistinctValues, with_arrival
+from penstock.spark.operators.base import (
+    BatchInput,
+    CompiledOperator,
+    OperatorInput,
+    TaskFrame,
+    compiled,
+)
+from penstock.state.backends.base import VALUES
+from penstock.state.keys import SORT_KEY
+
+
+@dataclass(frozen=True)
+class CompiledAggregate(CompiledOperator):
+    """The aggregates, and the expressions that compute them in a batch."""
+
+    node: Aggregate
+    spec: AggregateSpec
+    partials: tuple[Column, ...]
+    distinct: tuple[DistinctValues, ...]
+    time: TimeColumn | None
+    """The time of its rows, where keys live by it."""
+
+    def prepared(self, batch: BatchInput) -> TaskFrame:
+        """One row for each key."""
+        keys, rows = self.node.keys, batch.rows
+        parts = (*self.partials, *self._newest(rows, batch.clock))
+        numbered = with_arrival(rows, self.spec.columns)
+        grouped = grouped_with_bad_rows(numbered, keys, parts, self.on_bad_record, self.distinct)
+        return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+
+    def _newest(self, rows: DataFrame, clock: OperatorClock) -> tuple[Column, ...]:
+        """The newest believable event time of the rows of a key."""
+        if self.time is None:
+            return ()
+        time = in_microseconds(self.time, rows)
+        believed = time <= F.lit(clock.judging(self.time).latest_us)
+        return (F.max(F.when(believed, time)).alias(EVENT_TIME_US),)
+
+    @property
+    def takes_history(self) -> bool:
+        """The same expressions aggregate rows of any number."""
+        return True
+
+    def grouped_history(self, rows: DataFrame) -> DataFrame:
+        """The rows that have a key, grouped as in a batch."""
+        keys, policy = self.node.keys, self.on_bad_record
+        if self.node.ttl is not None and counting_distinct(self.spec.columns):
+            raise ConfigError(
+                f"operator {self.node.uid!r} counts distinct values with a time to live, which cannot be computed from history: when each "
+                "of its keys was last touched is not known. It begins empty",
+                operator=self.node.uid,
+            )
+        rows = with_key(normalised(rows, self.float_keys), keys)
+        if policy is not OnBadRecord.FAIL:
+            rows, policy = rows.where(~has_no_key(keys)), OnBadRecord.SKIP
+        rows = with_arrival(rows, self.spec.columns)
+        return grouped_with_bad_rows(rows, keys, self.partials, policy, self.distinct)
+
+    def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:
+        """The aggregates of each key, and the distinct values."""
+        distinct = counting_distinct(self.spec.columns)
+        values = {
+            distinct_table(one): grouped.where(F.col(WHOSE) == number)
+            for number, one in enumerate(distinct, 1)
+        }
+        return {VALUES: self._one_row_a_key(grouped, distinct) if distinct else grouped, **values}
+
+    def _one_row_a_key(self, grouped: DataFrame, distinct: Sequence[AggregateColumn]) -> DataFrame:
+        """Rows stand for aggregates, or for distinct values: the aggregates, and how many values there are."""
+        counts = [
+            F.count(F.when(F.col(WHOSE) == number, F.lit(1))).alias(one.partials[0].name)
+            for number, one in enumerate(distinct, 1)
+        ]
+        others = [
+            F.first(F.when(F.col(WHOSE) == 0, F.col(quoted(partial.name))), ignorenulls=True).alias(
+                partial.name
+            )
+            for one in self.spec.columns
+            if not one.distinct
+            for partial in one.partials
+        ]
+        return grouped.groupBy(*map(quoted, self.node.keys)).agg(*others, *counts)
+
+
+def compile_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperator:
+    """Check it against the columns there are; raises `ConfigError` for what cannot be merged, or grouped."""
+    frame, policy, written = given.frame, given.on_bad_record, node.columns
+    columns = tuple(describe(name, column, frame) for name, column in written.items())
+    result = (
+        frame.groupBy(*map(quoted, node.keys))
+        .agg(*(column.alias(name) for name, column in written.items()))
+        .drop(EVERYTHING)
+        .schema
+    )
+    distinct = tuple(distinct_values(one, written[one.name], frame) for one in counting_distinct(columns))
+    counts = rows_that_count(node.keys, policy, distinct=bool(distinct))
+    parts = tuple(part for one in columns for part in partials(one, written[one.name], frame, counts))
+    if policy is OnBadRecord.KEEP:
+        _check_grouping(node, with_arrival(frame, columns), parts, distinct)
+        result = all_nullable(result)
+    time = event_time_of(node.upstream, frame, uid=node.uid) if node.lives_by_event_time else None
+    spec = AggregateSpec(columns, given.key, node.ttl)
+    return compiled(given, spec, result, CompiledAggregate, partials=parts, distinct=distinct, time=time)
+
+
+def _check_grouping(
+    node: Aggregate, rows: DataFrame, parts: tuple[Column, ...], distinct: tuple[DistinctValues, ...]
+) -> None:
+    try:
+        _ = grouped_with_bad_rows(rows, node.keys, parts, OnBadRecord.KEEP, distinct).schema
+    except AnalysisException as error:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have a column of a type by which Spark cannot group, so that aggregate cannot keep bad "
+            f"rows; drop that column before key_by, or set on_bad_record='skip': {error}",
+            operator=node.uid,
+        ) from error
+
+
+def named_aggregates(
+    columns: Sequence[Column], named: Mapping[str, Column], *, keys: Sequence[str], uid: str
+) -> dict[str, Column]:
+    """The columns by name, in the order in which they were written; a name that is missing or taken is refused."""
+    pairs = [(_alias(column, position, uid), column) for position, column in enumerate(columns, 1)]
+    pairs.extend(named.items())
+    if not pairs:
+        raise ConfigError(
+            f"aggregate {uid!r}: name at least one column, such as pv=F.count('*') or F.count('*').alias('pv')",
+            uid=uid,
+        )
+    taken = {key.lower(): "the name of a key column too" for key in keys}
+    for name, _ in pairs:
+        if name.lower() in taken:
+            raise ConfigError(
+                f"aggregate {uid!r}: {name!r} is {taken[name.lower()]} (upper and lower case are not told apart); choose another name",
+                uid=uid,
+                column=name,
+            )
+        taken[name.lower()] = "the name of two columns"
+    return dict(pairs)
+
+
+def _alias(column: Column, position: int, uid: str) -> str:
+    if not isinstance(column, ClassicColumn):
+        raise ConfigError(
+            f"aggregate {uid!r}: argument {position} is {column!r}; it takes columns of a classic Spark session, such as "
+            "F.count('*').alias('pv')",
+            uid=uid,
+            position=position,
+        )
+    names = _names(column._jc.node())
+    if len(names) != 1 or not names[0]:
+        raise ConfigError(
+            f"aggregate {uid!r}: argument {position}, {column._jc.toString()}, has no name of its own; write pv=F.count('*') or "
+            "F.count('*').alias('pv')",
+            uid=uid,
+            position=position,
+        )
+    return names[0]
+
+
+def _names(node: Any) -> list[str]:
+    """Those that a column was given; a generator's may be several."""
+    if _class(node) == "SqlExpression":  # F.expr("count(1) AS pv") is text until Spark parses it
+        session: Any = SparkSession.active()
+        node = session._jsparkSession.sessionState().sqlParser().parseExpression(node.expression())
+    if _class(node) != "Alias":
+        return []
+    name = node.name()
+    return [name] if isinstance(name, str) else [str(name.apply(at)) for at in range(name.size())]
+
+
+def _class(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
