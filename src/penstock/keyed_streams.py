@@ -143,10 +143,12 @@ class KeyedStream(_WithOwnCode):
         return WindowedStream(self._graph, WindowPlan(self._node, self._keys, told))
 
     @overload
-    def connect(self, other: BroadcastStream) -> ConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     @overload
     def connect(self, other: KeyedStream) -> ConnectedKeyedStreams: ...
-    def connect(self, other: BroadcastStream | KeyedStream) -> ConnectedStream | ConnectedKeyedStreams:
+    def connect(
+        self, other: BroadcastStream | KeyedStream
+    ) -> BroadcastConnectedStream | ConnectedKeyedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
@@ -155,7 +157,7 @@ class KeyedStream(_WithOwnCode):
         """
         if isinstance(other, KeyedStream):
             return ConnectedKeyedStreams(self, other)
-        return ConnectedStream(self._graph, self._node, self._keys, connected(self._graph, other))
+        return BroadcastConnectedStream(self._graph, self._node, self._keys, connected(self._graph, other))
 
 
 class ConnectedStreams(Steps):
@@ -253,7 +255,7 @@ class WindowedStream(Steps):
         return Stream(self._graph, node)
 
 
-class ConnectedStream(_WithOwnCode):
+class BroadcastConnectedStream(_WithOwnCode):
     """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
 
 

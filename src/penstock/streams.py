@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from penstock.keyed_streams import (
+        BroadcastConnectedStream,
         BroadcastStream,
-        ConnectedStream,
         ConnectedStreams,
         KeyedStream,
         WindowedStream,
@@ -120,20 +120,20 @@ class Stream(Steps):
         return BroadcastStream(self._graph, Broadcast(self._node, parse_orders(order_by, "order_by")))
 
     @overload
-    def connect(self, other: BroadcastStream) -> ConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     @overload
     def connect(self, other: Stream) -> ConnectedStreams: ...
-    def connect(self, other: BroadcastStream | Stream) -> ConnectedStream | ConnectedStreams:
+    def connect(self, other: BroadcastStream | Stream) -> BroadcastConnectedStream | ConnectedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.connect(rules.broadcast()).process(...)`: all rows of it, in every subtask.
         `orders.connect(payments).key_by("order_id").process(...)`: those of the same key, in a `KeyedCoProcess`.
         """
-        from penstock.keyed_streams import ConnectedStream, ConnectedStreams, connected
+        from penstock.keyed_streams import BroadcastConnectedStream, ConnectedStreams, connected
 
         if isinstance(other, Stream):
             return ConnectedStreams(self, other)
-        return ConnectedStream(self._graph, self._node, (), connected(self._graph, other))
+        return BroadcastConnectedStream(self._graph, self._node, (), connected(self._graph, other))
 
     def bad_records(self) -> Stream:
         """The rows that this operator could not take, which then do not end the job: a stream of `operator, reason, key, row, batch`.
