@@ -175,8 +175,12 @@ class Job:
 
         if restore is not None:
             whole_number("restore", restore, minimum=0)
-        dropped = _checked_uids(drop_state)
-        changes = RestoreOptions.checked(drop_sources, rename or {}, positions or {})
+        changes = RestoreOptions.checked(
+            drop_state=drop_state,
+            drop_sources=drop_sources,
+            rename=rename or {},
+            positions=positions or {},
+        )
         changes.check_names(self._uids())
         if drain and not available_now:
             raise ConfigError(
@@ -188,7 +192,7 @@ class Job:
             told = Listeners(listeners)
             return JobHandle.start(
                 self,
-                StartOptions(available_now, restore, takeover, dropped, drain, begin, changes, page, told),
+                StartOptions(available_now, restore, takeover, drain, begin, changes, page, told),
             )
         except PenstockError as error:
             failure = shown_alone(error)
@@ -290,14 +294,3 @@ def _opened_savepoint(
         delete_rest_of_claimed(folder)  # what a crash may have left of it
         return None
     return GivenSavepoint(folder, read_manifest(folder), claim)
-
-
-def _checked_uids(drop_state: object) -> tuple[str, ...]:
-    uids = tuple(drop_state) if isinstance(drop_state, tuple | list | set | frozenset) else None
-    if uids is None or not all(isinstance(uid, str) and uid for uid in uids):
-        raise ConfigError(
-            f"drop_state={drop_state!r} is not allowed: it takes uids of operators, such as drop_state=('views',), or states of theirs, "
-            "such as drop_state=('views.seen',)",
-            drop_state=drop_state,
-        )
-    return uids

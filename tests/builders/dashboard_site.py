@@ -24,8 +24,8 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat, beating
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.status.events import CheckpointCompleted, Event, RunFailed, RunStarted
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
 from penstock.status.live import Progress, SourceLive

@@ -16,6 +16,7 @@ import xxhash
 from msgspec.structs import replace
 
 from penstock.checkpoint.completed import StoredLifetime, TimeReached
+from penstock.checkpoint.state_columns import columns_of
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
@@ -32,9 +33,9 @@ from penstock.operators.states import state_layout
 from penstock.operators.stored_timers import Timers
 from penstock.operators.task_time import TaskTime
 from penstock.operators.timers import takes_timers
-from penstock.recovery.lifetimes import Lifetimes, columns_of
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
+from penstock.recovery.ttl_changes import TtlChanges
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import Due, FileRef, StateHandle
@@ -167,7 +168,7 @@ class OperatorCluster:
         """Go on with the states of this operator. Another time to live is dealt with as at the start of a run."""
         key = pa.schema([("k", pa.string())])
         self._layout = operator.layout(key) if isinstance(operator, BuiltIn) else state_layout(operator, key)
-        lifetimes = Lifetimes({UID: self._layout}, {UID: self._lifetimes}, self.now_us)
+        lifetimes = TtlChanges({UID: self._layout}, {UID: self._lifetimes}, self.now_us)
         now = columns_of(self._layout, lifetimes.switched_on[UID]).lifetimes
         if now == self._lifetimes:
             return
@@ -178,7 +179,7 @@ class OperatorCluster:
         ]
         self._lifetimes = now
 
-    def _take_over(self, lifetimes: Lifetimes) -> None:
+    def _take_over(self, lifetimes: TtlChanges) -> None:
         layouts, since = lifetimes.former
         take_over = StateMigration(
             self._storage,

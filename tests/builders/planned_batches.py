@@ -55,7 +55,7 @@ class Batches:
             event_times={"s": TimeSettings("at", 0, 10 * SECOND_US, None, ("p",), in_positions=True)},
             timed_by={"op": frozenset(["s"])},
         )
-        start = start_run(spec, claimant=Claimant(), clock=self.clock, perform_all=lambda *_: [])
+        start = start_run(spec, claimant=Claimant(), clock=self.clock, run_tasks=lambda *_: [])
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731 - nobody listens
         coordinator = make_coordinator(spec, start, clock=self.clock, post=ignore, run_commit=ignore)
         self._log = start.log.folder

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from penstock.checkpoint.completed import (
     Barrier,
     Completed,
-    OperatorColumns,
     OperatorState,
     PreCommitted,
     SubtaskReport,
@@ -28,8 +29,10 @@ from penstock.checkpoint.events import (
 )
 from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
+from penstock.checkpoint.state_columns import columns_of
 from penstock.config import Checkpointing
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.state.backends.base import StateLayout
 from penstock.state.handle import FileRef, StateHandle
 from penstock.testing.virtual import VirtualClock
 
@@ -38,7 +41,8 @@ A = TypeVar("A", bound=Action)
 JOB = "story"
 RUN = RunId(3)
 SUBTASKS = (SubtaskId("views", 0), SubtaskId("views", 1))
-LAYOUT = OperatorColumns({"k": "string"}, {"n": "long"})
+STATE = StateLayout(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]))
+LAYOUT = columns_of(STATE)
 
 
 def handle(subtask: SubtaskId, version: int, *files: str) -> StateHandle:
@@ -67,7 +71,8 @@ def completed(
     number: int, *files: str, run: int = RUN, transactions: tuple[PreCommitted, ...] = ()
 ) -> Completed:
     """A checkpoint of one subtask that names these files."""
-    views = OperatorState(LAYOUT.key, LAYOUT.value, (handle(SUBTASKS[0], number, *files),))
+    own = (handle(SUBTASKS[0], number, *files),)
+    views = OperatorState(LAYOUT.key, LAYOUT.value, own, schema=LAYOUT.schema)
     return Completed(
         job=JOB,
         checkpoint=number,

@@ -27,8 +27,8 @@ from penstock.operators.process.operator import OwnCode
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.states import state_layout
 from penstock.operators.timers import takes_timers
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message, UploadDone

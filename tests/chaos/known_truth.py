@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,18 @@ import pyarrow.dataset as ds
 import penstock as ps
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.job import DEFAULT_MAX_PARALLELISM
+from penstock.job_spec import JobSpec
 from penstock.ownership.descent import read_descents
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.history import read_history
-from penstock.recovery.restore import JobRecord, check_job_record, restore
+from penstock.recovery.restore import restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.state.backends import backend_named
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef
-from penstock.storage import LocalStorage
+from penstock.storage import LocalStorage, Storage
 
 JOB = "chaos"
 PARTITIONS = 2
@@ -230,8 +235,29 @@ def assert_nothing_left_after_recovery(traffic: Traffic, *, shuffled: bool = Fal
             "echoes-out": site.echoes_sink(),
         }
     record = check_job_record(site.storage, JobRecord(JOB, DEFAULT_MAX_PARALLELISM))
-    restore(site.storage, sinks, owner=record.owner, mode=ps.EXACTLY_ONCE, now=time.time())
+    restore(_as_stored(site.storage, record, sinks), now=time.time())
     assert_nothing_left(traffic)
+
+
+def _as_stored(storage: Storage, record: JobRecord, sinks: Mapping[str, TwoPhaseCommitSink]) -> JobSpec:
+    """A job with the operators and sources of its newest checkpoint."""
+    newest = read_history(storage, read_descents(storage)).whole[-1]
+    return JobSpec(
+        name=record.job,
+        owner=record.owner,
+        storage=storage,
+        backend=backend_named("filesystem"),
+        checkpoint=ps.Checkpointing(),
+        parallelism=newest.parallelism,
+        max_parallelism=newest.max_parallelism,
+        working_folder=Path("unused"),
+        local_recovery=False,
+        layouts={uid: stored_layout(one.columns) for uid, one in newest.operators.items()},
+        upstream={},
+        sinks=sinks,
+        streams={uid: len(own) for uid, own in newest.barrier.numbers.items()},
+        numbers=newest.barrier.numbers,
+    )
 
 
 def _report(traffic: Traffic, found: list[str]) -> None:

@@ -69,8 +69,7 @@ def test_it_is_alive_while_keys_are_hashed_anew(site: Site, folder: LocalStorage
             spec,
             GivenSavepoint(folder, read_manifest(folder)),
             clock=VirtualClock(),
-            perform_all=lambda *_: [],
-            check=lambda _: None,
+            run_tasks=lambda *_: [],
             rekey=rekey,
             alive=living,
         )
@@ -85,8 +84,7 @@ def test_what_comes_before_the_claim_can_stop_it(site: Site, folder: LocalStorag
             fork_of(root, MAX_PARALLELISM),
             GivenSavepoint(folder, read_manifest(folder)),
             clock=VirtualClock(),
-            perform_all=lambda *_: [],
-            check=lambda _: None,
+            run_tasks=lambda *_: [],
             before_claim=_refuse,
         )
     assert LocalStorage(root).names() == []

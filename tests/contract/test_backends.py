@@ -35,7 +35,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.rescale import redistribute
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge, perform
 from penstock.snapshot.messages import MergeDone

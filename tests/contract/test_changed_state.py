@@ -17,15 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.aggregate.distinct import AGGREGATES
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.states import DECLARED_STATES, ValueState, state_layout
-from penstock.recovery.lifetimes import Lifetimes, columns_of, stored_layout
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_match import StateMatch, match_state
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
+from penstock.recovery.ttl_changes import TtlChanges
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
@@ -539,7 +540,7 @@ def test_timers_come_and_go_as_states_do() -> None:
 def test_timers_by_the_clock_do_not_live_by_event_time() -> None:
     """In an operator that gets timers, those by the clock count from no watermark: it may be far ahead of them, and they would stay."""
     timed = state_layout(Timed(), arrow_schema("k string"))
-    switched_on = Lifetimes({"op": timed}, {"op": {}}, now_us=5, watermarks_us={"op": 1 << 60}).switched_on[
+    switched_on = TtlChanges({"op": timed}, {"op": {}}, now_us=5, watermarks_us={"op": 1 << 60}).switched_on[
         "op"
     ]
     assert switched_on == {"__timers_at": 1 << 60, "__clock_timers_at": LONG_AGO_US}

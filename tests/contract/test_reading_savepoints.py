@@ -21,6 +21,7 @@ from test_savepoints import BACKENDS, Site, rows_of, sort_key
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of, write_metadata
+from penstock.checkpoint.state_columns import columns_of
 from penstock.cli.main import main
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT
@@ -36,8 +37,7 @@ from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.recovery.lifetimes import columns_of
-from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
 from penstock.savepoint.contents import Contents, checkpoint_contents, held_checkpoint, savepoint_contents

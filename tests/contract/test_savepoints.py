@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.checkpoint_reader import check_committed
-from penstock.recovery.lifetimes import columns_of, stored_layout
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.recovery.started_batches import (
     BarrierOverride,
     StartedBatch,
@@ -342,7 +342,7 @@ def test_what_was_begun_at_most_once_is_not_read_again(site: Site) -> None:
         refuse_if_started_beyond(site.storage, completed)
     other = LocalStorage(site.root / "elsewhere")
     record_started(other, StartedBatch(1, Barrier({"clicks": 900}), 3))  # fewer batches, more rows
-    with pytest.raises(ConfigError, match="has begun batch 3"):
+    with pytest.raises(ConfigError, match="has started batch 3"):
         _may_adopt(other, manifest)
 
 

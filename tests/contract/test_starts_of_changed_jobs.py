@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.state_columns import columns_of
 from penstock.engine.start import Start, start_run
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
@@ -19,7 +20,7 @@ from penstock.job_spec import JobSpec
 from penstock.operators.states import DECLARED_STATES
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
-from penstock.recovery.lifetimes import columns_of
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.state_migration import RestoredSubtask
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
@@ -73,10 +74,10 @@ def spec_of(root: Path, wanted: StateLayout) -> JobSpec:
 def started(root: Path, wanted: StateLayout, *dropped: str) -> Start:
     return start_run(
         spec_of(root, wanted),
+        RestoreOptions(drop_state=dropped),
         claimant=Claimant(),
         clock=VirtualClock(),
-        perform_all=lambda *_: [],
-        drop_state=dropped,
+        run_tasks=lambda *_: [],
     )
 
 
@@ -112,7 +113,7 @@ def test_what_comes_before_the_claim_comes_behind_what_is_refused(tmp_path: Path
             spec_of(tmp_path, wanted),
             claimant=claimant,
             clock=VirtualClock(),
-            perform_all=lambda *_: [],
+            run_tasks=lambda *_: [],
             before_claim=lambda: runs.append(newest_run(storage)),
         )
 
@@ -137,7 +138,7 @@ def test_a_run_is_alive_while_it_takes_state_over(tmp_path: Path) -> None:
         yield
         alive[0] = False
 
-    def perform_all(_: object, handles: Sequence[StateHandle]) -> list[RestoredSubtask]:
+    def run_tasks(_: object, handles: Sequence[StateHandle]) -> list[RestoredSubtask]:
         seen.append(alive[0])
         return [RestoredSubtask(one, SubtaskReport(one.subtask)) for one in handles]
 
@@ -145,7 +146,7 @@ def test_a_run_is_alive_while_it_takes_state_over(tmp_path: Path) -> None:
         spec_of(tmp_path, wider),
         claimant=Claimant(),
         clock=VirtualClock(),
-        perform_all=perform_all,
+        run_tasks=run_tasks,
         alive=living,
     )
     assert (seen, alive) == ([True], [False])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.rescale import redistribute
+from penstock.recovery.state_plan import redistribute
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, merge
 from penstock.state.backends.base import (
     OpenState,

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock import errors, sinks, sources
 from penstock.checkpoint.completed import FORMAT as METADATA_FORMAT
 from penstock.cli.main import app
-from penstock.recovery.restore import JobRecord
+from penstock.ownership.job_record import JobRecord
 from penstock.savepoint.manifest import FORMAT as SAVEPOINT_FORMAT
 from penstock.sources.partitioned_log import _FORMAT as LOG_FORMAT
 from penstock.state.backends.sorted_file import FORMAT_VERSION as SORTED_FILE_FORMAT

@@ -11,7 +11,7 @@ from simulations import SEED as SMALL_SEED
 from simulations import workload, world
 
 from penstock.config import Mode
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.testing.simulation import Fate, Intervention, Violation, random_workload
 from penstock.testing.simulation.workload import SinkKind
 from services.tiers import share
@@ -119,7 +119,7 @@ def test_subtasks_without_rows_are_rescaled_twice(backend: str) -> None:
     with world(job, SMALL_SEED, (Fate(dies_before=90), Fate(dies_before=150))) as simulated:
         audit, restored = simulated.site.on_restored, set[int]()
 
-        def note(point: RestorePoint) -> None:
+        def note(point: RestorePlan) -> None:
             restored.add(point.checkpoint.parallelism if point.checkpoint else 0)
             audit(point)
 

@@ -44,7 +44,7 @@ from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
-from penstock.recovery import fitting, forget, history, progress_log, restore, started_batches
+from penstock.recovery import cleanup, history, progress_log, restore, restore_plan, started_batches
 from penstock.recovery.checkpoint_reader import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import BarrierOverride
@@ -230,7 +230,7 @@ def never_forget_a_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def restore_without_aborting(patch: Patch) -> None:
-    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, calls, owner: None)
+    patch.setattr(restore, "_abort_others", lambda plan, spec, calls: None)
 
 
 @mutation(**COMMITS_LATE)
@@ -240,17 +240,17 @@ def restore_without_committing(patch: Patch) -> None:
 
 @mutation(7, **MANY_DEATHS)
 def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) -> None:
-    delete = restore._delete_leftovers
+    delete = restore.delete_leftovers
     patch.setattr(
         restore,
-        "_delete_leftovers",
-        lambda storage, point, now: delete(storage, replace(point, claim=Unchecked.of(point.claim)), now),
+        "delete_leftovers",
+        lambda plan, now: delete(replace(plan, claim=Unchecked.of(plan.claim)), now),
     )
 
 
 @mutation()
 def restore_without_deleting_leftovers(patch: Patch) -> None:
-    patch.setattr(restore, "_delete_leftovers", lambda storage, point, now: [])
+    patch.setattr(restore, "delete_leftovers", lambda plan, now: [])
 
 
 @mutation(1)
@@ -389,13 +389,13 @@ def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
 @mutation(251)
 def go_back_to_the_checkpoint_after_a_change_of_mode(patch: Patch) -> None:
     """As if what was begun concerned runs at most once only."""
-    choose = restore._choose_point
+    read = restore.read_stored
 
-    def as_of_now(claim, mode, wanted):
-        point = choose(claim, mode, wanted)
-        return point if mode is Mode.AT_MOST_ONCE else replace(point, begun=None)
+    def as_of_now(storage, mode, wanted):
+        stored = read(storage, mode, wanted)
+        return stored if mode is Mode.AT_MOST_ONCE else replace(stored, started=None)
 
-    patch.setattr(restore, "_choose_point", as_of_now)
+    patch.setattr(restore, "read_stored", as_of_now)
 
 
 @mutation()
@@ -422,7 +422,7 @@ OTHER_SOURCES: dict[str, Any] = {
 
 @mutation(1, **OTHER_SOURCES)
 def go_by_the_order_of_the_sources(patch: Patch) -> None:
-    matched = fitting.for_sources
+    matched = restore_plan.for_sources
 
     def by_order(barrier, sources, **options):
         right = matched(barrier, sources, **options)
@@ -431,17 +431,17 @@ def go_by_the_order_of_the_sources(patch: Patch) -> None:
             progress_log=progress_log.entry_of(right.progress_log, sorted(lines_of(right.progress_log))),
         )
 
-    patch.setattr(fitting, "for_sources", by_order)
+    patch.setattr(restore_plan, "for_sources", by_order)
 
 
 @mutation(8, **OTHER_SOURCES)
 def leave_the_notes_of_sources_where_they_are(patch: Patch) -> None:
-    matched = fitting.for_sources
+    matched = restore_plan.for_sources
 
     def unmoved(barrier, sources, **options):
         return msgspec.structs.replace(matched(barrier, sources, **options), source_log=barrier.source_log)
 
-    patch.setattr(fitting, "for_sources", unmoved)
+    patch.setattr(restore_plan, "for_sources", unmoved)
 
 
 @mutation(1, **OTHER_SOURCES)
@@ -552,13 +552,13 @@ def go_on_from_the_newest_checkpoint_whichever_is_wanted(patch: Patch) -> None:
 
 @mutation(**MEDDLED)
 def forget_without_recording_that_the_job_goes_back_to_nothing(patch: Patch) -> None:
-    patch.setattr(forget, "record_descent", lambda claim, restored_from, completed_by: None)
+    patch.setattr(cleanup, "record_descent", lambda claim, restored_from, completed_by: None)
 
 
 @mutation(336)
 def forget_what_belongs_to_another_start(patch: Patch) -> None:
     """A zombie has taken the job before the driver that had it is cancelled: as if that were a first claim."""
-    patch.setattr(forget, "claim", lambda storage, now, claimant: claim.claim(storage, now))
+    patch.setattr(cleanup, "claim", lambda storage, now, claimant: claim.claim(storage, now))
 
 
 BAD: dict[str, Any] = {
@@ -637,7 +637,7 @@ def begin_a_batch_at_most_once_without_its_time(patch: Patch) -> None:
     begin = Reading.begin
 
     def timeless(self: Reading, batch, barrier) -> None:
-        begin(self, batch, msgspec.structs.replace(barrier, time=self.point.barrier.time))
+        begin(self, batch, msgspec.structs.replace(barrier, time=self.plan.barrier.time))
 
     patch.setattr(Reading, "begin", timeless)
 
@@ -648,7 +648,7 @@ def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
         Reading,
         "barrier",
         property(
-            lambda self: self.point.barrier if self.point.barrier.positions.get("source-0") else self._barrier
+            lambda self: self.plan.barrier if self.plan.barrier.positions.get("source-0") else self._barrier
         ),
     )
 

@@ -26,12 +26,12 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState
+from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
 from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import find_holds
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.history import read_history
-from penstock.recovery.lifetimes import columns_of
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import read_manifest
 from penstock.spark import saved_state

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ownership.descent import read_descents
+from penstock.ownership.job_record import read_job_record
 from penstock.recovery.history import read_history
-from penstock.recovery.restore import read_job_record
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import read_manifest
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY

@@ -9,7 +9,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
-from penstock.recovery.forget import forget_everything
+from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.started_batches import StartedBatch, inherit_started, last_started, record_started
 from penstock.storage import LocalStorage
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from builders.protocol_story import JOB, completed
+from builders.restore_plans import job_spec
 from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.metadata import write_metadata
 from penstock.checkpoint.sink_lanes import RecoveryCalls
-from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ownership.claim import claim
 from penstock.recovery.restore import restore
@@ -71,7 +71,7 @@ def left(storage: LocalStorage, sink: Hanging) -> UnavailableError:
     def recover() -> None:
         try:
             with RecoveryCalls(cancelled.is_set) as calls:
-                restore(storage, {UID: sink}, owner=JOB, mode=Mode.EXACTLY_ONCE, now=0.0, calls=calls)
+                restore(job_spec(storage, sinks={UID: sink}), now=0.0, calls=calls)
         except UnavailableError as error:
             raised.append(error)
 
@@ -107,7 +107,7 @@ def test_a_cancel_leaves_a_call_behind_that_never_returns(
     hanging.thread.join()
     assert hanging.calls == before
     assert storage.size("state/nobodys") is not None  # nothing was cleaned up after the call
-    point = restore(storage, {UID: hanging}, owner=JOB, mode=Mode.EXACTLY_ONCE, now=0.0)
+    point = restore(job_spec(storage, sinks={UID: hanging}), now=0.0).plan
     assert point.id == 4
     assert visible(hanging._external) == [(1, 3, 0), (1, 4, 0)]
     assert staged(hanging._external) == []
@@ -120,5 +120,5 @@ def test_a_cancelled_recovery_begins_no_further_call(tmp_path: Path) -> None:
         pytest.raises(UnavailableError, match="the job ends now, and no further call was made"),
         RecoveryCalls(lambda: bool(sink.calls)) as calls,
     ):
-        restore(LocalStorage(tmp_path), {UID: sink}, owner=JOB, mode=Mode.EXACTLY_ONCE, now=0.0, calls=calls)
+        restore(job_spec(LocalStorage(tmp_path), sinks={UID: sink}), now=0.0, calls=calls)
     assert len(sink.calls) == 1

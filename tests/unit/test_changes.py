@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from builders.protocol_story import completed
+from builders.restore_plans import job_spec, plan_of
+from builders.sink_double import TroubledSink
 from penstock.checkpoint.completed import (
     Barrier,
     Completed,
@@ -18,17 +21,20 @@ from penstock.checkpoint.completed import (
     SourceTime,
     TimeReached,
 )
+from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.job_spec import Uids, in_order
+from penstock.job_spec import JobSpec, Uids
 from penstock.ownership.claim import Claim
-from penstock.recovery.fitting import JobNow
-from penstock.recovery.restore import RestorePoint
-from penstock.recovery.restore_options import RestoreOptions, choose_position
+from penstock.recovery.history import StoredJob
+from penstock.recovery.restore_options import Latest, RestoreOptions, checked_positions, choose_position
+from penstock.recovery.restore_plan import RestorePlan, plan_restore
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch
 from penstock.recovery.uid_renames import renamed_barrier, renamed_checkpoint
+from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage
+from penstock.testing.simulation.external import External
 
 NOW = Uids(["clicks", "views"], ["count"], ["out"])
 
@@ -50,7 +56,9 @@ NOW = Uids(["clicks", "views"], ["count"], ["out"])
 def test_what_can_be_no_option(options: dict[str, Any], match: str) -> None:
     """It is refused whatever the job is, with what is meant."""
     with pytest.raises(ConfigError, match=match):
-        RestoreOptions.checked(*({"drop_sources": (), "rename": {}, "positions": {}} | options).values())
+        RestoreOptions.checked(
+            **{"drop_state": (), "drop_sources": (), "rename": {}, "positions": {}, **options}
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,7 @@ def test_names_that_are_not_right_for_the_job(changes: RestoreOptions, match: st
 
 def test_positions_as_text_are_json() -> None:
     """The command line has nothing else."""
-    asked = RestoreOptions.checked((), {}, {"a": '{"0":5}', "b": "latest", "c": 7}).positions
+    asked = checked_positions({"a": '{"0":5}', "b": "latest", "c": 7})
     assert asked == {"a": {"0": 5}, "b": "latest", "c": 7}
 
 
@@ -133,86 +141,120 @@ AT = Barrier(
     time=TimeReached({"count": 3}, {"clicks": SourceTime(1), "views": SourceTime(2)}),
     numbers={"clicks": (0,), "views": (1,)},
 )
-FOUR = msgspec.structs.replace(completed(4, run=2), barrier=AT)
+COUNTS = StateLayout(pa.schema([("app", pa.string())]), pa.schema([("n", pa.int64())]))
+FOUR = msgspec.structs.replace(completed(4, run=2), barrier=AT, operators={})
 
 
-def point(
-    tmp_path: Path, checkpoint: Completed | None = FOUR, begun: StartedBatch | None = None
-) -> RestorePoint:
-    claim = Claim(LocalStorage(tmp_path), RunId(3), "token")
-    return RestorePoint(claim, (checkpoint,) if checkpoint else (), begun)
+def spec_of(tmp_path: Path) -> JobSpec:
+    return job_spec(LocalStorage(tmp_path), layouts={"count": COUNTS}, streams={"views": 1, "clicks": 1})
 
 
-def job(**changes: Any) -> JobNow:
-    return JobNow(in_order({"views": 1, "clicks": 1}), NOW, RestoreOptions(**changes), lambda _: ["99"])
+def plan(
+    tmp_path: Path,
+    checkpoint: Completed | None = FOUR,
+    started: StartedBatch | None = None,
+    *,
+    latest: Latest = lambda _: ["99"],
+    **options: Any,
+) -> RestorePlan:
+    """The plan of a run with these options."""
+    retained = [checkpoint] if checkpoint else []
+    return plan_of(spec_of(tmp_path), retained, started, latest=latest, **options)
 
 
 def test_a_choice_is_recorded_and_made_once(tmp_path: Path) -> None:
     """The run that makes it records where it leads; whoever goes on from the same checkpoint, and is told the same, goes on there."""
-    first = job(positions={"clicks": "latest"}).fit(point(tmp_path))
+    first = plan(tmp_path, positions={"clicks": "latest"})
     assert first.barrier.positions == {"views": 7, "clicks": 99}
-    assert first.begun is not None
-    assert first.begun.instead == BarrierOverride(4, 2, first.barrier)
-    assert first.begun.positions_set == {"clicks": "latest"}
-    again = replace(job(positions={"clicks": "latest"}), latest=nobody).fit(
-        point(tmp_path, begun=first.begun)
-    )
+    assert first.started is not None
+    assert first.started.instead == BarrierOverride(4, 2, first.barrier)
+    assert first.started.positions_set == {"clicks": "latest"}
+    again = plan(tmp_path, started=first.started, latest=nobody, positions={"clicks": "latest"})
     assert again.barrier == first.barrier
-    without = job().fit(point(tmp_path, begun=first.begun))
+    without = plan(tmp_path, started=first.started)
     assert without.barrier == first.barrier
-    assert without.begun is not None
-    assert without.begun.positions_set == {}
+    assert without.started is not None
+    assert without.started.positions_set == {}
     later = msgspec.structs.replace(FOUR, checkpoint=9, positions_set={"clicks": "latest"})
-    told = replace(job(positions={"clicks": "latest", "views": 3}), latest=nobody).fit(point(tmp_path, later))
+    told = plan(tmp_path, later, latest=nobody, positions={"clicks": "latest", "views": 3})
     assert told.barrier.positions == {"views": 3, "clicks": 5}
-    assert told.fitted is not None
-    assert any("was asked for clicks before, and done" in line for line in told.fitted.said)
+    assert any("was applied to clicks by an earlier start" in message.text for message in told.messages)
 
 
 def test_a_choice_at_most_once_begins_behind_what_was_begun(tmp_path: Path) -> None:
     """The record of what must not be read again is the one that is changed."""
-    begun = StartedBatch(
-        2, msgspec.structs.replace(AT, positions={"clicks": 6, "views": 8}, progress_log=f"{HEAD}\n6\n8"), 6
-    )
-    fitted = job(positions={"clicks": "start"}).fit(point(tmp_path, begun=begun))
-    assert fitted.last_read == CheckpointId(6)
-    assert fitted.barrier.positions == {"views": 8, "clicks": None}
-    assert fitted.begun is not None
-    assert (fitted.begun.batch, fitted.begun.instead) == (6, None)
-    assert fitted.begun.barrier.positions == fitted.barrier.positions
-    assert (
-        job(positions={"clicks": "start"}).fit(point(tmp_path, begun=fitted.begun)).barrier == fitted.barrier
-    )
+    at = msgspec.structs.replace(AT, positions={"clicks": 6, "views": 8}, progress_log=f"{HEAD}\n6\n8")
+    first = plan(tmp_path, started=StartedBatch(2, at, 6), positions={"clicks": "start"})
+    assert first.last_read == CheckpointId(6)
+    assert first.barrier.positions == {"views": 8, "clicks": None}
+    assert first.started is not None
+    assert (first.started.batch, first.started.instead) == (6, None)
+    assert first.started.barrier.positions == first.barrier.positions
+    again = plan(tmp_path, started=first.started, positions={"clicks": "start"})
+    assert again.barrier == first.barrier
 
 
 def test_a_job_that_has_read_nothing_has_no_positions_to_set(tmp_path: Path) -> None:
     """Where it begins is for the options of its sources to say."""
     with pytest.raises(
-        ConfigError, match="the job has no checkpoint yet: it begins where the options of the source say"
+        ConfigError, match="the job has no checkpoint yet: it starts where the options of the source say"
     ):
-        job(positions={"clicks": "latest"}).fit(point(tmp_path, None))
+        plan(tmp_path, None, positions={"clicks": "latest"})
 
 
 def test_what_is_in_storage_stays_as_it_is(tmp_path: Path) -> None:
     """Nothing that the stored checkpoint names may be deleted as long as nothing else is complete."""
-    fitted = job(rename={"old": "count"}, positions={"clicks": "start"}).fit(
-        point(tmp_path, msgspec.structs.replace(FOUR, operators={"old": _state()}))
-    )
-    assert "old" in fitted.retained[-1].operators
-    assert fitted.retained[-1].barrier == AT
-    assert list(fitted.checkpoint.operators if fitted.checkpoint else {}) == ["count"]
+    stored = msgspec.structs.replace(FOUR, operators={"old": _state()})
+    made = plan(tmp_path, stored, rename={"old": "count"}, positions={"clicks": "start"})
+    assert made.retained == (stored,)
+    assert list(made.checkpoint.operators if made.checkpoint else {}) == ["count"]
 
 
 def test_an_operator_whose_state_is_dropped_begins_anew_in_time(tmp_path: Path) -> None:
     """With its old watermark the rows that it is to read again would be late."""
-    assert job().fit(point(tmp_path)).barrier.time.watermarks_us == {"count": 3}
-    assert job().fit(point(tmp_path), ("count",)).barrier.time.watermarks_us == {}
+    assert plan(tmp_path).barrier.time.watermarks_us == {"count": 3}
+    assert plan(tmp_path, drop_state=("count",)).barrier.time.watermarks_us == {}
 
 
-def _state() -> Any:
-    return OperatorState(
-        {"app": "string"}, {"n": "long"}, (StateHandle(SubtaskId("old", 0), "filesystem", 4),)
-    )
+def test_spark_goes_on_after_the_last_batch_that_was_read(tmp_path: Path) -> None:
+    """Its log is filled with the positions of the plan, and says which sources choose where to start, and which of these had a position."""
+    going_on = plan(tmp_path)
+    assert (going_on.progress.last_read, going_on.progress.barrier) == (4, going_on.barrier)
+    assert (going_on.progress.undecided, going_on.progress.anew) == ({}, frozenset())
+    anew = plan(tmp_path, positions={"clicks": "start"}).progress
+    assert (anew.undecided, anew.anew) == ({"clicks": [1]}, frozenset({"clicks"}))
+    first = plan(tmp_path, None).progress
+    assert (first.last_read, first.undecided, first.anew) == (-1, {"views": [0], "clicks": [1]}, frozenset())
+
+
+def test_transactions_are_promised_until_they_are_known_to_be_committed(tmp_path: Path) -> None:
+    """A sink that the job no longer has is refused only as long as it has something to commit."""
+    spec = spec_of(tmp_path)
+    promising = msgspec.structs.replace(FOUR, transactions=(PreCommitted("out", 4, 0, {"sink": "out"}),))
+    assert plan_of(spec, [promising]).promised == ()
+    claim, stored = Claim(spec.storage, RunId(3), "token"), StoredJob((promising,))
+    with pytest.raises(IncompatibleStateError, match="transactions of the sink out, which the job no longer"):
+        plan_restore(claim, stored, spec, now=0.0)
+    kept = replace(spec, sinks={"out": TroubledSink(External())})
+    assert plan_restore(claim, stored, kept, now=0.0).promised == promising.transactions
+
+
+def test_what_belongs_to_other_key_groups_is_refused(tmp_path: Path) -> None:
+    """A crash may have come between a savepoint that changed them and the record of the job."""
+    with pytest.raises(IncompatibleStateError, match="checkpoint 4 has max_parallelism=8, the job 16"):
+        plan_of(replace(spec_of(tmp_path), max_parallelism=16), [FOUR])
+
+
+def test_time_does_not_go_back(tmp_path: Path) -> None:
+    """A run starts at the time of its checkpoint if the clock was set back since."""
+    assert plan(tmp_path).now_us == 1_000_000_000
+    assert plan(tmp_path, msgspec.structs.replace(FOUR, now_us=2_000_000_000)).now_us == 2_000_000_000
+
+
+def _state() -> OperatorState:
+    columns = columns_of(COUNTS)
+    handle = StateHandle(SubtaskId("old", 0), "filesystem", 4)
+    return OperatorState(columns.key, columns.value, (handle,), schema=columns.schema)
 
 
 def test_everything_under_a_new_uid(tmp_path: Path) -> None:
@@ -243,12 +285,11 @@ def test_everything_under_a_new_uid(tmp_path: Path) -> None:
 
 def test_renames_that_the_checkpoint_does_not_allow(tmp_path: Path) -> None:
     """A uid that it does not have, and two that would become one; what was renamed before is no mistake."""
+    visits = msgspec.structs.replace(FOUR, barrier=_with_source(AT, "visits"))
     with pytest.raises(
         IncompatibleStateError, match="the checkpoint has no source 'klicks'; it has visits, views"
     ):
-        job(rename={"klicks": "clicks"}).fit(
-            point(tmp_path, msgspec.structs.replace(FOUR, barrier=_with_source(AT, "visits")))
-        )
+        plan(tmp_path, visits, rename={"klicks": "clicks"})
     both = msgspec.structs.replace(
         AT,
         positions={**AT.positions, "visits": 1},
@@ -258,11 +299,8 @@ def test_renames_that_the_checkpoint_does_not_allow(tmp_path: Path) -> None:
     with pytest.raises(
         IncompatibleStateError, match="the checkpoint has both, source 'visits' and source 'clicks'"
     ):
-        job(rename={"visits": "clicks"}).fit(point(tmp_path, msgspec.structs.replace(FOUR, barrier=both)))
-    assert job(rename={"visits": "clicks"}).fit(point(tmp_path)).barrier.positions == {
-        "views": 7,
-        "clicks": 5,
-    }
+        plan(tmp_path, msgspec.structs.replace(FOUR, barrier=both), rename={"visits": "clicks"})
+    assert plan(tmp_path, rename={"visits": "clicks"}).barrier.positions == {"views": 7, "clicks": 5}
 
 
 def _with_source(barrier: Barrier, uid: str) -> Barrier:

@@ -28,8 +28,8 @@ from penstock.loading import loading
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import Descent, record_descent
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 

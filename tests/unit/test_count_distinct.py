@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
+from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import InternalError
 from penstock.operators import wide_columns
 from penstock.operators.aggregate import distinct
@@ -26,7 +27,6 @@ from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.state_match import Compatibility, match_state
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout

@@ -15,7 +15,7 @@ from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import JOB_FILE, read_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.holds import find_holds
-from penstock.recovery.restore import read_job_record
+from penstock.ownership.job_record import read_job_record
 from penstock.recovery.started_batches import last_started
 from penstock.requests.request_files import read_request
 from penstock.savepoint.manifest import MANIFEST, read_manifest

@@ -22,8 +22,8 @@ from penstock.errors import UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import JOB_FILE, Claimant, claim
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.job_record import JobRecord
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.restore import JobRecord
 from penstock.requests.request_files import Facts, Kind, Listing, Request, read_request
 from penstock.requests.request_server import RequestServer
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest

@@ -6,10 +6,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.completed import StoredLifetime
+from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.lifetimes import Lifetimes, columns_of
+from penstock.recovery.ttl_changes import TtlChanges
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
 from penstock.state.backends.filesystem import choose_merge
 from penstock.state.handle import FileRef, StateHandle
@@ -118,8 +119,8 @@ def layout(ttl_us: int | None, ttl_of_map_us: int | None = None) -> StateLayout:
     return StateLayout(KEY, with_stamps(arrow_schema("n long"), mortal), (table,), mortal)
 
 
-def lifetimes(now: StateLayout, stored: dict[str, StoredLifetime]) -> Lifetimes:
-    return Lifetimes({"op": now}, {"op": stored}, 100)
+def lifetimes(now: StateLayout, stored: dict[str, StoredLifetime]) -> TtlChanges:
+    return TtlChanges({"op": now}, {"op": stored}, 100)
 
 
 def test_stamps_are_no_columns_of_the_state() -> None:

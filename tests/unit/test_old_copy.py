@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 
 from builders.plan_settings import plan_settings
+from builders.restore_plans import job_spec
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import CheckpointId
-from penstock.job_spec import Uids
 from penstock.ownership.claim import Claim
-from penstock.recovery.fitting import JobNow
-from penstock.recovery.restore import RestorePoint, check_restorable, restore
+from penstock.recovery.restore import check_restorable, restore
 from penstock.recovery.restore_options import RestoreOptions
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
 from penstock.status.journal_files import write_plan
@@ -43,30 +43,15 @@ class Driver:
 
     def start(
         self, wanted: int | None = None, mode: Mode = Mode.EXACTLY_ONCE, renamed: str = ""
-    ) -> RestorePoint:
+    ) -> RestorePlan:
         """`renamed`: the sink's uid from now on."""
         uid, chosen = renamed or UID, None if wanted is None else CheckpointId(wanted)
-        changes = RestoreOptions(rename={UID: renamed}) if renamed else RestoreOptions()
-        now = JobNow({}, Uids(sources=(), operators=(), sinks=(uid,)), changes)
-        check_restorable(
-            self.storage,
-            {uid: self.sink},
-            owner=JOB,
-            mode=mode,
-            wanted=chosen,
-            fitting=now.fit,
-            check=lambda _: None,
+        options = RestoreOptions(rename={UID: renamed}) if renamed else RestoreOptions()
+        spec = job_spec(
+            self.storage, layouts={}, sinks={uid: self.sink}, mode=mode, owner=JOB, max_parallelism=128
         )
-        return restore(
-            self.storage,
-            {uid: self.sink},
-            owner=JOB,
-            mode=mode,
-            now=1.0,
-            wanted=chosen,
-            fitting=now.fit,
-            former=now.former,
-        )
+        check_restorable(spec, options, now=1.0, wanted=chosen)
+        return restore(spec, options, now=1.0, wanted=chosen).plan
 
     def checkpoint(self, number: int, run: int) -> None:
         """Complete and commit one."""
@@ -197,15 +182,8 @@ def test_a_target_that_is_away_is_named(
         sink.is_alive = True
         yield
 
+    spec = job_spec(LocalStorage(tmp_path / "storage"), sinks={UID: sink}, owner=JOB)
     with pytest.raises(UnavailableError, match=r"the sink out does not answer: connection refused") as caught:
-        restore(
-            LocalStorage(tmp_path / "storage"),
-            {UID: sink},
-            owner=JOB,
-            mode=Mode.EXACTLY_ONCE,
-            now=1.0,
-            wanted=wanted,
-            alive=alive,
-        )
+        restore(spec, now=1.0, wanted=wanted, alive=alive)
     assert caught.value.facts["sinks"] == (UID,)
     assert sink.seen == seen

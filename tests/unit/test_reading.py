@@ -6,15 +6,14 @@ import msgspec
 import pytest
 
 from builders.protocol_story import completed
+from builders.restore_plans import job_spec, plan_of
 from penstock.checkpoint.completed import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
-from penstock.ownership.claim import Claim
 from penstock.recovery.progress_log import ProgressLog
-from penstock.recovery.restore import RestorePoint
 from penstock.recovery.started_batches import StartedBatch, last_started
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
@@ -36,7 +35,7 @@ def reading(
 ) -> tuple[Reading, list[frozenset[str]]]:
     log = ProgressLog(storage, RUN)
     held: list[frozenset[str]] = []
-    point = RestorePoint(Claim(storage, RUN, "token"), (), begun)
+    point = plan_of(job_spec(storage, streams={"clicks": 1, "two": 2}), (), begun, run=RUN)
     return Reading(
         log,
         log.source_log(),
@@ -124,7 +123,8 @@ def test_where_a_new_source_begins_is_recorded_beside_the_checkpoint(storage):
     at = Barrier({"clicks": {"0": 5}, "two": [None, None]}, entry, numbers=numbers)
     four = msgspec.structs.replace(completed(4, run=1), barrier=at)
     log = ProgressLog(storage, RUN)
-    point = RestorePoint(Claim(storage, RUN, "token"), (four,))
+    spec = job_spec(storage, streams={"clicks": 1, "two": 2})
+    point = plan_of(spec, [four], run=RUN)
     storage.put("spark/2/sources/1/0", b"began at 500")
     one = Reading(
         log,
@@ -141,10 +141,10 @@ def test_where_a_new_source_begins_is_recorded_beside_the_checkpoint(storage):
     assert begun.instead is not None
     assert begun.instead.is_of(four)
     assert not begun.instead.is_of(msgspec.structs.replace(four, run=2))
-    again = RestorePoint(Claim(storage, RUN, "token"), (four,), begun)
+    again = plan_of(spec, [four], begun, run=RUN)
     assert (again.barrier.progress_log, again.last_read) == (entry, 4)
     assert [file.path for file in again.barrier.source_log] == ["0/0", "1/0"]
-    assert again.begun_files == again.barrier.files
+    assert again.started_files == again.barrier.files
 
 
 @pytest.mark.parametrize("batch", [-1, 0])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.rescale import redistribute
+from penstock.recovery.state_plan import redistribute
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import groups_owned, owner
 

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from builders.protocol_story import JOB, completed
+from builders.restore_plans import job_spec, plan_of
 from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.metadata import (
@@ -31,25 +32,23 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
-from penstock.job_spec import Uids
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.ownership.holds import put_hold, release_hold
-from penstock.recovery.fitting import JobNow
-from penstock.recovery.forget import forget_everything
-from penstock.recovery.restore import (
+from penstock.ownership.job_record import (
     JobRecord,
-    RestorePoint,
     check_job_record,
-    check_restorable,
     job_record_of,
     keep_job_record,
     read_job_record,
     record_key_groups,
-    restore,
 )
+from penstock.recovery.cleanup import forget_everything
+from penstock.recovery.restore import Restored, check_restorable, restore
 from penstock.recovery.restore_options import RestoreOptions
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import ForwardingStorage, Operation
@@ -70,23 +69,15 @@ class Scene:
         self.sink = TroubledSink(self.external)
         assert self.restore().run == 1
 
-    def restore(
-        self,
-        wanted: int | None = None,
-        mode: Mode = Mode.EXACTLY_ONCE,
-        storage: Storage | None = None,
-        check: Callable[[RestorePoint], None] = lambda _: None,
-    ) -> RestorePoint:
+    def spec(self, **given: Any) -> JobSpec:
+        return job_spec(**{"storage": self.storage, "sinks": {UID: self.sink}, **given})
+
+    def restored(self, wanted: int | None = None, **given: Any) -> Restored:
         wanted_id = None if wanted is None else CheckpointId(wanted)
-        return restore(
-            storage or self.storage,
-            {UID: self.sink},
-            owner=JOB,
-            mode=mode,
-            now=NOW,
-            wanted=wanted_id,
-            check=check,
-        )
+        return restore(self.spec(**given), now=NOW, wanted=wanted_id)
+
+    def restore(self, wanted: int | None = None, **given: Any) -> RestorePlan:
+        return self.restored(wanted, **given).plan
 
     def stage(self, batch: int, run: int = 1) -> PreCommitted:
         return self.sink.stage(JOB, UID, run=run, batch=batch)
@@ -120,15 +111,7 @@ def test_a_sink_that_was_renamed_keeps_its_promises(scene: Scene) -> None:
     promised, stray = (scene.sink.stage(JOB, "old", run=1, batch=batch) for batch in (3, 4))
     own = scene.stage(4)
     scene.checkpoint(3, promises=(promised,))
-    now = JobNow({}, Uids((), (), (UID,)), RestoreOptions(rename={"old": UID}))
-    restore(
-        scene.storage,
-        {UID: scene.sink},
-        owner=JOB,
-        mode=Mode.EXACTLY_ONCE,
-        now=NOW,
-        fitting=now.fit,
-    )
+    restore(scene.spec(), RestoreOptions(rename={"old": UID}), now=NOW)
     assert visible(scene.external) == [(1, 3, 0)]
     assert staged(scene.external) == []
     assert {stray.sink, own.sink} == {"old", UID}
@@ -177,7 +160,9 @@ def test_a_checkpoint_noted_as_committed_needs_its_sink_no_more(scene: Scene) ->
     """When everything it promised is known to be committed, a sink may be removed from the job."""
     elsewhere = TroubledSink(scene.external).stage(JOB, "gone", run=1, batch=5)
     scene.checkpoint(5, promises=(elsewhere,))
-    with pytest.raises(IncompatibleStateError, match="sinks gone, which the job no longer has"):
+    with pytest.raises(
+        IncompatibleStateError, match="transactions of the sink gone, which the job no longer has"
+    ):
         scene.restore()
     scene.sink.commit(elsewhere.transaction)
     mark_committed(scene.storage, completed(5, run=1))
@@ -308,7 +293,7 @@ def test_unfinished_files_of_dead_writers_are_deleted(scene: Scene, monkeypatch:
     scene.restore()
     assert unfinished.exists()
     monkeypatch.setattr(
-        "penstock.recovery.restore.ABANDONED_AFTER_S", -1.0
+        "penstock.recovery.cleanup.ABANDONED_AFTER_S", -1.0
     )  # nobody can wait ten minutes here
     scene.restore()
     assert not unfinished.exists()
@@ -417,12 +402,12 @@ def test_a_sink_that_is_down_does_not_keep_the_others_from_committing(scene: Sce
     promises = (down.stage(JOB, "a-down", run=1, batch=5), scene.stage(5))
     scene.checkpoint(5, promises=promises)
     with pytest.raises(
-        UnavailableError, match=r"the sink a-down does not commit: .* The job goes on from checkpoint 5 when"
+        UnavailableError, match=r"the sink a-down does not commit: .* The job resumes from checkpoint 5 when"
     ) as failed:
-        restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+        scene.restore(sinks=sinks)
     assert failed.value.facts == {"sinks": ("a-down",), "denied": False}
     assert visible(scene.external) == [(1, 5, 0)]
-    assert restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
+    assert scene.restore(sinks=sinks).id == 5
     assert (visible(scene.external), visible(down._external)) == ([(1, 5, 0)], [(1, 5, 0)])
 
 
@@ -444,8 +429,8 @@ def test_a_commit_that_raises_anything_may_pass(scene: Scene) -> None:
     with pytest.raises(
         UnavailableError, match="the sink function does not commit: ConnectionResetError: by peer"
     ):
-        restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
-    restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+        scene.restore(sinks=sinks)
+    scene.restore(sinks=sinks)
     assert visible(down._external) == [(1, 5, 0)]
 
 
@@ -456,7 +441,7 @@ def test_a_lost_commit_is_said_before_a_sink_that_is_down(scene: Scene) -> None:
     scene.checkpoint(5, promises=promises)
     scene.external.staged.clear()
     with pytest.raises(CommitLostError):
-        restore(scene.storage, {"a-down": down, UID: scene.sink}, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+        scene.restore(sinks={"a-down": down, UID: scene.sink})
 
 
 def test_old_runs_are_forgotten(scene: Scene) -> None:
@@ -555,11 +540,8 @@ def test_a_refused_checkpoint_destroys_nothing(scene: Scene) -> None:
     scene.checkpoint(3, "state/a")
     scene.checkpoint(5, "state/b", promises=(scene.stage(5),))
 
-    def refuse(point: RestorePoint) -> None:
-        raise IncompatibleStateError(f"not from {point.id}")
-
-    with pytest.raises(IncompatibleStateError, match="not from 3"):
-        scene.restore(wanted=3, check=refuse)
+    with pytest.raises(IncompatibleStateError, match="checkpoint 3 holds state of the operator views"):
+        scene.restore(wanted=3, layouts={})
     assert scene.restore().id == 5
     assert visible(scene.external) == [(1, 5, 0)]
 
@@ -713,14 +695,11 @@ def test_strangers_among_the_records_are_ignored(scene: Scene) -> None:
 
 def test_what_a_start_may_drop_is_dropped_once(tmp_path: Path) -> None:
     """The first checkpoint that the start completes holds the state as it is to be: a restart drops nothing from it."""
-    storage, claimant = LocalStorage(tmp_path), Claimant()
-    claim(storage, NOW)
-    run = claim(storage, NOW, claimant).run
-    assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
-    restarted = claim(storage, NOW, claimant).run
-    assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
-    for completed_by in (run, restarted):
-        assert claimant.still_to_drop(("views",), completed_by=completed_by) == ()
+    spec = job_spec(LocalStorage(tmp_path))
+    for first_run, completed_by, dropped in [(None, 2, True), (3, 2, True), (3, 3, False), (3, 4, False)]:
+        checkpoint = completed(5, "state/a", run=completed_by)
+        plan = plan_of(spec, [checkpoint], run=5, first_run=first_run, drop_state=("views",))
+        assert bool(plan.state.handles) is not dropped
 
 
 def test_two_jobs_of_one_name_leave_each_other_alone(tmp_path: Path) -> None:
@@ -730,12 +709,13 @@ def test_two_jobs_of_one_name_leave_each_other_alone(tmp_path: Path) -> None:
     storages = [LocalStorage(tmp_path / name) for name in ("a", "b")]
     owners = [check_job_record(storage, JobRecord("views", 128)).owner for storage in storages]
     for storage, owner in zip(storages, owners, strict=True):
-        restore(storage, {UID: sink}, owner=owner, mode=Mode.EXACTLY_ONCE, now=NOW)
+        restore(job_spec(storage, sinks={UID: sink}, owner=owner), now=NOW)
     promise = sink.stage(owners[0], UID, run=1, batch=5)
     write_metadata(storages[0], completed(5, run=1, transactions=(promise,)))
-    restore(storages[1], {UID: sink}, owner=owners[1], mode=Mode.EXACTLY_ONCE, now=NOW)
+    restore(job_spec(storages[1], sinks={UID: sink}, owner=owners[1]), now=NOW)
     assert len(external.staged) == 1
-    assert restore(storages[0], {UID: sink}, owner=owners[0], mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
+    again = restore(job_spec(storages[0], sinks={UID: sink}, owner=owners[0]), now=NOW)
+    assert again.plan.id == 5
     assert visible(external) == [(1, 5, 0)]
 
 
@@ -751,16 +731,10 @@ def test_what_is_refused_does_not_fence_the_run_that_is_well(scene: Scene) -> No
     """A take-over with a checkpoint that is not there, or that does not fit, leaves the owner the owner."""
     scene.checkpoint(3, "state/a")
 
-    def refuse(point: RestorePoint) -> None:
-        raise IncompatibleStateError(f"not from {point.id}")
-
-    sinks, mode = {UID: scene.sink}, Mode.EXACTLY_ONCE
     with pytest.raises(ConfigError, match="checkpoint 77 cannot be restored"):
-        check_restorable(
-            scene.storage, sinks, owner=JOB, mode=mode, wanted=CheckpointId(77), check=lambda _: None
-        )
+        check_restorable(scene.spec(), RestoreOptions(), now=NOW, wanted=CheckpointId(77))
     with pytest.raises(IncompatibleStateError):
-        check_restorable(scene.storage, sinks, owner=JOB, mode=mode, wanted=None, check=refuse)
+        check_restorable(scene.spec(layouts={}), RestoreOptions(), now=NOW)
     assert newest_run(scene.storage) == 1
 
 
@@ -797,10 +771,10 @@ def test_holds_that_cannot_be_seen_do_not_keep_a_job_from_starting(
     put_hold(scene.storage, "ab", NOW, "a reader of another user")
     pattern, operation = failure
     plan = FaultPlan(failures=(PlannedFailure(pattern=pattern, operation=operation, times=99),))
-    point = scene.restore(storage=FaultyStorage(scene.storage, plan))
-    assert list(point.left_over) == ["state/left"]
+    restored = scene.restored(storage=FaultyStorage(scene.storage, plan))
+    assert list(restored.left_over) == ["state/left"]
     assert scene.storage.names("state") == ["state/left"]
-    assert "it cannot be seen whether somebody reads" in caplog.text
+    assert "holds of readers cannot be read" in caplog.text
 
 
 def test_what_somebody_holds_is_not_deleted_by_a_start(scene: Scene) -> None:
@@ -809,11 +783,11 @@ def test_what_somebody_holds_is_not_deleted_by_a_start(scene: Scene) -> None:
     scene.checkpoint(5, "state/b")
     put_hold(scene.storage, "ab", NOW, "a test")
     before = [name for name in scene.storage.names() if name.startswith(("chk-", "state/"))]
-    point = scene.restore(wanted=3)
-    assert (point.id, point.left_over) == (3, (chk(5).metadata, "state/b"))
+    plan, left_over = scene.restored(wanted=3)
+    assert (plan.id, left_over) == (3, (chk(5).metadata, "state/b"))
     assert [name for name in scene.storage.names() if name.startswith(("chk-", "state/"))] == before
     release_hold(scene.storage, "ab")
-    assert scene.restore().left_over == ()
+    assert scene.restored().left_over == ()
     assert [name for name in scene.storage.names() if name.startswith(("chk-", "state/"))] == [
         chk(3).metadata,
         "state/a",

@@ -24,7 +24,7 @@ from penstock.operators.time_column import TimeColumn
 from penstock.operators.window_aggregate import PANE, WindowSpec
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.recovery.rescale import redistribute
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle, over_in_all

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 import penstock as ps
+from builders.restore_plans import job_spec, plan_of
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.guarantee import Guarantee
-from penstock.ids import RunId, SubtaskId
-from penstock.ownership.claim import Claim
-from penstock.recovery.restore import RestorePoint
+from penstock.ids import SubtaskId
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.started_batches import StartedBatch
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status.live import Progress, SourceLive
@@ -64,10 +64,10 @@ def left_out(bad: Mapping[str, int], late: Mapping[str, int]) -> Progress:
     return observer.progress
 
 
-def point(tmp_path: Path, *retained: Completed, begun: int | None = None) -> RestorePoint:
-    claim = Claim(LocalStorage(tmp_path), RunId(3), "token")
+def point(tmp_path: Path, *retained: Completed, begun: int | None = None) -> RestorePlan:
     record = None if begun is None else StartedBatch(2, Barrier(), batch=begun)
-    return RestorePoint(claim, retained, record)
+    spec = job_spec(LocalStorage(tmp_path), layouts={}, max_parallelism=128)
+    return plan_of(spec, retained, record, drop_state=("counts",))
 
 
 def test_a_first_start(tmp_path: Path) -> None:

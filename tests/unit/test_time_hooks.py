@@ -18,8 +18,8 @@ from penstock.operators.bad_records import BadRecords
 from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import LATE, RESULTS, Outputs, untagged
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout

@@ -18,9 +18,9 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.recovery.forget import forget_everything
-from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.recovery.cleanup import forget_everything
 from penstock.status.checkpoint_history import percentiles
 from penstock.status.events import (
     CheckpointCommitted,

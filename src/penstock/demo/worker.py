@@ -22,7 +22,7 @@ from penstock.demo.job import build_job
 from penstock.demo.settings import JOB, DemoSettings, DriverFailed, Finished, Killed, Message, Moved, Started
 from penstock.graph import Output
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.kill_points import KillingStorage, KillPoint
 

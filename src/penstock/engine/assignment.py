@@ -14,7 +14,7 @@ import msgspec
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
-from penstock.recovery.lifetimes import SwitchedOn
+from penstock.recovery.ttl_changes import SwitchedOn
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends.base import FormerUids, StateBackend
 from penstock.state.handle import StateHandle

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import Numbers
 from penstock.recovery import progress_log
 from penstock.recovery.progress_log import ProgressLog, SourceLog
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.source_match import without_position
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch, record_started
 
@@ -36,12 +35,11 @@ class Reading:
     sources: SourceLog
     numbers: Numbers
     """The sources of the job, in order, with the number under which Spark knows each streaming source in them."""
-    point: RestorePoint
+    plan: RestorePlan
     mode: Mode
     hold: Callable[[CheckpointId, frozenset[str]], None]
     """Told what to keep in storage for the next run."""
     clock: Clock
-    positions_set: Mapping[str, Any] = field(default_factory=dict)
     _start_is_known: bool = field(init=False)
     """Every source has a position, or a batch has begun in this run: until then a source may still decide, after another has."""
     _recorded: frozenset[SourceFile] = field(init=False)
@@ -53,10 +51,10 @@ class Reading:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        known = self.point.last_read != NO_CHECKPOINT
-        self._start_is_known = known and not without_position(self.point.barrier)
-        self._recorded = frozenset(self.point.barrier.source_log)
-        self._last, self._barrier = self.point.last_read, self.point.barrier
+        known = self.plan.last_read != NO_CHECKPOINT
+        self._start_is_known = known and not without_position(self.plan.barrier)
+        self._recorded = frozenset(self.plan.barrier.source_log)
+        self._last, self._barrier = self.plan.last_read, self.plan.barrier
 
     @property
     def barrier(self) -> Barrier:
@@ -112,27 +110,29 @@ class Reading:
 
     def _with_start(self, files: tuple[SourceFile, ...]) -> StartedBatch:
         """What was recorded when this run began, with what sources have noted since."""
-        run, point = self.log.run, self.point
-        if point.last_read == NO_CHECKPOINT:
+        run, plan = self.log.run, self.plan
+        if plan.last_read == NO_CHECKPOINT:
             return StartedBatch(run, Barrier(dict.fromkeys(self.numbers), "", files, numbers=self._numbers))
-        begun = msgspec.structs.replace(point.begun, run=run) if point.begun else StartedBatch(run, Barrier())
-        if point.begun_decides or point.checkpoint is None:
+        started = (
+            msgspec.structs.replace(plan.started, run=run) if plan.started else StartedBatch(run, Barrier())
+        )
+        if plan.resumes_after_started or plan.checkpoint is None:
             return msgspec.structs.replace(
-                begun, barrier=msgspec.structs.replace(begun.barrier, source_log=files)
+                started, barrier=msgspec.structs.replace(started.barrier, source_log=files)
             )
-        barrier = msgspec.structs.replace(point.barrier, source_log=files)
+        barrier = msgspec.structs.replace(plan.barrier, source_log=files)
         return msgspec.structs.replace(
-            begun, instead=BarrierOverride(point.checkpoint.checkpoint, point.checkpoint.run, barrier)
+            started, instead=BarrierOverride(plan.checkpoint.checkpoint, plan.checkpoint.run, barrier)
         )
 
     @property
     def _numbers(self) -> dict[str, tuple[int, ...]]:
         return {uid: tuple(own) for uid, own in self.numbers.items()}
 
-    def _record(self, begun: StartedBatch) -> None:
-        begun = msgspec.structs.replace(begun, positions_set=dict(self.positions_set))
-        record_started(self.log.storage, begun)
-        self.hold(begun.id, begun.files)  # not before: until now the record named others
+    def _record(self, started: StartedBatch) -> None:
+        started = msgspec.structs.replace(started, positions_set=dict(self.plan.options.positions))
+        record_started(self.log.storage, started)
+        self.hold(started.id, started.files)  # not before: until now the record named others
 
     def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:
         """The log is this run's alone and says which batch was the last: another number means that rows are missing or come twice."""

@@ -85,9 +85,9 @@ class Run:
         self._observer = observer
         self._wake = wake
         self._handles: Mapping[SubtaskId, StateHandle] = start.handles
-        self._last_batch = start.point.last_read
-        self._now_us = start.now_us
-        restored = start.point.checkpoint
+        self._last_batch = start.plan.last_read
+        self._now_us = start.plan.now_us
+        restored = start.plan.checkpoint
         self._bad_records = BadRecordCounts(
             {} if restored is None else restored.bad_records, shows_reasons=spec.shows_rows
         )
@@ -97,12 +97,12 @@ class Run:
         self._watermarks = Watermarks(
             spec.event_times,
             {uid: spec.timed_by.get(uid, frozenset()) for uid in spec.layouts},
-            start.point.barrier.time,
+            start.plan.barrier.time,
             self._now_us,
             spec.upstream,
             lateness_us=spec.lateness_us,
         )
-        known = named_partitions(start.point.barrier.positions, spec.event_times)
+        known = named_partitions(start.plan.barrier.positions, spec.event_times)
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
         self._accounts = Accounts()
@@ -122,11 +122,10 @@ class Run:
             start.log,
             start.source_log,
             spec.source_numbers,
-            start.point,
+            start.plan,
             mode=spec.mode,
             hold=coordinator.hold,
             clock=clock,
-            positions_set=start.positions_set,
         )
         self._rescue = Rescue(
             spec.storage, start.local_dir, clock, self._stored, self._not_stored, in_background, room
@@ -224,11 +223,11 @@ class Run:
             merges=self._merge_orders.order(self._handles.values(), self._clock.monotonic(), moment_of),
             merging=self._merge_orders.merging,
             expecting=expecting,
-            forget_earlier_runs=opening.completed > self._start.point.id,
+            forget_earlier_runs=opening.completed > self._start.plan.id,
             awaited=opening.awaited,
             newest_will_do=self._spec.mode is Mode.AT_LEAST_ONCE,
             now_us=self._now_us,
-            switched_on_us=self._start.switched_on_us,
+            switched_on_us=self._start.plan.state.lifetimes.switched_on,
             clocks=clocks,
             wake=wake | living_by_event_time(self._spec.layouts) if anew else wake,
             ends_event_time=anew,
@@ -238,7 +237,7 @@ class Run:
         spec = self._spec
         return RunPlace(
             job=spec.owner,
-            run=self._start.point.run,
+            run=self._start.plan.run,
             parallelism=spec.parallelism,
             max_parallelism=spec.max_parallelism,
             storage=spec.storage,
@@ -246,7 +245,7 @@ class Run:
             local_dir=self._start.local_dir,
             local_recovery=spec.local_recovery,
             mailbox=mailbox,
-            former_uids=self._start.point.former_uids,
+            former_uids=self._start.plan.former_uids,
         )
 
     def end_batch(
@@ -342,7 +341,7 @@ class Run:
 
     def deliver(self, message: Message) -> None:
         """An executor has said something. From any thread, in any order, also after the run."""
-        if message.run != self._start.point.run:
+        if message.run != self._start.plan.run:
             return  # of a run before this one
         match message:
             case UploadDone():
@@ -405,7 +404,7 @@ class Run:
 
     def check_claim(self) -> None:
         """Before the run says that the input is done: one that has lost the job may have found an empty log, and done nothing."""
-        self._start.point.claim.check()
+        self._start.plan.claim.check()
 
     def close(self) -> None:
         """No batch will follow, and no message. Before the coordinator ends: it discards what was merged in vain."""

@@ -6,19 +6,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock import start_options
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import (
     CheckpointName,
     committed_checkpoints,
     found_checkpoints,
+    is_committed,
     read_metadata,
 )
+from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.log_fields import about
-from penstock.ownership.descent import Descent, in_line_of_descent, newest_descent
+from penstock.ownership.descent import Descent, in_line_of_descent, newest_descent, read_descents
 from penstock.ownership.heartbeat import last_completed
+from penstock.recovery.started_batches import StartedBatch, last_started
 from penstock.storage import Storage
 from penstock.wording import counted
 
@@ -41,6 +46,50 @@ class History:
     def broken_beyond(self) -> list[str]:
         """What is wrong with checkpoints that are newer than the newest whole one."""
         return [why for number, why in sorted(self.broken.items()) if number > self.newest]
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """What storage holds for a run to resume from."""
+
+    retained: tuple[Completed, ...] = ()
+    """The checkpoints up to the one to restore, oldest first; empty for a job that never completed one."""
+    started: StartedBatch | None = None
+    """The record of started batches, if the oldest of these checkpoints does not include them."""
+    committed: bool = False
+    """Whether all transactions that the checkpoint promised are known to be committed."""
+
+    @property
+    def checkpoint(self) -> Completed | None:
+        """The checkpoint to restore."""
+        return self.retained[-1] if self.retained else None
+
+
+def read_stored(storage: Storage, mode: Mode, wanted: CheckpointId | None) -> StoredJob:
+    """Choose the checkpoint to restore, the newest or the one that is `wanted`, and read what was recorded beside it."""
+    history = read_history(storage, read_descents(storage))
+    retained = choose(history, wanted=wanted, may_repeat=mode is not Mode.EXACTLY_ONCE)
+    started = _started_beyond(last_started(storage), retained, wanted)
+    newest = retained[-1] if retained else None
+    committed = newest is None or not newest.transactions or is_committed(storage, newest)
+    return StoredJob(tuple(retained), started, committed)
+
+
+def _started_beyond(
+    started: StartedBatch | None, retained: Sequence[Completed], wanted: CheckpointId | None
+) -> StartedBatch | None:
+    """The record, if a retained checkpoint that a person can choose does not include it.
+
+    A start that chooses a checkpoint gets that one, and not the positions that were set beside it.
+    """
+    if started is None:
+        return None
+    instead = started.instead if wanted is None and retained else None
+    if instead is not None and not instead.is_of(retained[-1]):
+        instead = None
+    if instead is None and retained and started.id <= retained[0].id:
+        return None
+    return msgspec.structs.replace(started, instead=instead)
 
 
 def read_history(storage: Storage, descents: Sequence[Descent]) -> History:

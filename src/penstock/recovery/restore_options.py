@@ -22,20 +22,38 @@ Latest = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class RestoreOptions:
-    """See `Job.start`."""
+    """Options of a start that adapt the checkpoint to the job, see `Job.start`."""
 
+    drop_state: tuple[str, ...] = ()
+    """Operators, or single states as `operator.state`, that may be lost."""
     drop_sources: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     positions: Mapping[str, Any] = field(default_factory=dict)
     """By source: `START`, `LATEST`, or a position as `Barrier.positions` shows it."""
 
     @classmethod
-    def checked(cls, drop_sources: object, rename: object, positions: object) -> RestoreOptions:
-        """Refuse what can be no such option, whatever the job is."""
-        return cls(_checked_uids(drop_sources), _checked_rename(rename), _checked_positions(positions))
+    def checked(
+        cls, *, drop_state: object, drop_sources: object, rename: object, positions: object
+    ) -> RestoreOptions:
+        """Check the options as far as that is possible without the job."""
+        return cls(
+            _checked_uids(
+                "drop_state",
+                drop_state,
+                "operators, such as 'views', or states of theirs, such as 'views.seen'",
+            ),
+            _checked_uids("drop_sources", drop_sources, "sources, such as 'clicks'"),
+            _checked_rename(rename),
+            checked_positions(positions),
+        )
+
+    @property
+    def former_uids(self) -> dict[str, str]:
+        """Old uids by new ones."""
+        return {new: old for old, new in self.rename.items()}
 
     def check_names(self, now: Uids) -> None:
-        """Refuse names that are not right for the job as it is."""
+        """Refuse names that the job does not have, or still has."""
         every = {*now.sources, *now.operators, *now.sinks}
         for uid in self.drop_sources:
             if uid in now.sources:
@@ -61,12 +79,11 @@ class RestoreOptions:
                 )
 
 
-def _checked_uids(value: object) -> tuple[str, ...]:
+def _checked_uids(option: str, value: object, what: str) -> tuple[str, ...]:
     uids = tuple(value) if isinstance(value, tuple | list | set | frozenset) else None
     if uids is None or not all(isinstance(uid, str) and uid for uid in uids):
         raise ConfigError(
-            f"drop_sources={value!r} is not allowed: it takes uids of sources, such as drop_sources=('clicks',)",
-            drop_sources=value,
+            f"{option}={value!r} is not allowed: it takes a tuple of uids of {what}", **{option: value}
         )
     return uids
 
@@ -93,7 +110,8 @@ def _checked_rename(value: object) -> dict[str, str]:
     return pairs
 
 
-def _checked_positions(value: object) -> dict[str, Any]:
+def checked_positions(value: object) -> dict[str, Any]:
+    """Positions by source, as JSON has them."""
     if not isinstance(value, Mapping) or not all(isinstance(uid, str) for uid in value):
         raise ConfigError(
             f"positions={value!r} is not allowed: it takes uids of sources, such as positions={{'clicks': 'latest'}}",

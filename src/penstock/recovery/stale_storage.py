@@ -9,46 +9,38 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
 
 from penstock import start_options
 from penstock.checkpoint.metadata import found_checkpoints
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, RunId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import about
 from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import last_completed
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 
 _log = logging.getLogger(__name__)
 
 FormerSinks = Mapping[str, str]
 """The uid that a sink had before, by the one that it has now."""
-NOT_RENAMED: FormerSinks = MappingProxyType({})
 
 
-def refuse_if_targets_know_more(
-    claim: Claim,
-    checkpoint: CheckpointId,
-    sinks: Mapping[str, TwoPhaseCommitSink],
-    former: FormerSinks,
-    *,
-    owner: str,
-    mode: Mode,
-    calls: RecoveryCalls,
-) -> None:
-    """Raise if a target has a commit that this storage does not know of, or warn where there is no checkpoint to accept that with.
+def refuse_if_targets_know_more(plan: RestorePlan, spec: JobSpec, calls: RecoveryCalls) -> None:
+    """Raise if a target has a commit that this storage does not know; only warn if there is no checkpoint with which to accept that.
 
-    `claim`: before the job is claimed, that of its newest run. A sink that was renamed is looked for under its former uid, too.
-    Not asked of somebody who has chosen a checkpoint.
+    Before the job is claimed, the plan has the claim of the newest run. A renamed sink is looked up under its former uid, too.
+    Not called when the user has chosen a checkpoint.
     """
-    for uid, sink in sinks.items():
-        newest = _newest_commit(uid, sink, owner, former, calls)
-        if newest is None or _is_known(claim, RunId(newest[0]), newest[1], mode):
+    claim, checkpoint = plan.claim, plan.id
+    for uid, sink in spec.sinks.items():
+        newest = _newest_commit(uid, sink, spec.owner, plan.options.former_uids, calls)
+        if newest is None or _is_known(claim, RunId(newest[0]), newest[1], spec.mode):
             continue
         if claim.token:
             claim.check()  # another start may have claimed the job and committed: then this storage is not old
@@ -70,13 +62,11 @@ def refuse_if_targets_know_more(
         )
 
 
-def newest_run_in_targets(
-    sinks: Mapping[str, TwoPhaseCommitSink], owner: str, former: FormerSinks, calls: RecoveryCalls
-) -> int:
-    """Who accepts an old copy goes on with a run above all that the targets know: from then on they know nothing newer."""
+def newest_run_in_targets(spec: JobSpec, former: FormerSinks, calls: RecoveryCalls) -> int:
+    """The newest run that a target knows. A start that accepts an old copy takes a higher number: then no target knows a newer one."""
     known = 0
-    for uid, sink in sinks.items():
-        newest = _newest_commit(uid, sink, owner, former, calls)
+    for uid, sink in spec.sinks.items():
+        newest = _newest_commit(uid, sink, spec.owner, former, calls)
         known = known if newest is None else max(known, newest[0])
     return known
 

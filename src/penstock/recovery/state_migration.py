@@ -1,11 +1,10 @@
-"""After a change of parallelism: every new subtask makes the state it took over its own, before the first batch. Driver and executors.
+"""Rewriting state before the first batch: every subtask makes the state that it was assigned its own. Driver and executors.
 
-So does it after a time to live was made longer or switched off: what has expired by then must not be seen again (`recovery/lifetimes.py`).
-And so does it where the job keeps state in another form, or by another backend: then all rows are read as they were written, and written
-anew (`recovery/state_match.py` says how). All three may come together.
-
-Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys, and
-the run starts from those. What belongs to subtasks and not to keys is dealt out anew: for that each subtask looks at all former ones.
+There are three reasons, which may come together:
+1. The parallelism changed. Files of former subtasks may hold keys of several new ones, so each subtask merges what it was assigned into
+   files of its own keys. Tables that belong to subtasks and not to keys are redistributed; for that each subtask reads all former ones.
+2. A time to live became longer or was removed: expired values must not become visible again (`recovery.ttl_changes`).
+3. The layout or the backend changed: all rows are read as they were written and written again (`recovery.state_match` says how).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport, TimeReached
 from penstock.ids import RunId
-from penstock.recovery.lifetimes import SwitchedOn
+from penstock.recovery.ttl_changes import SwitchedOn
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
     FormerUids,
@@ -41,32 +40,32 @@ from penstock.storage import Storage
 
 
 class RestoredSubtask(msgspec.Struct, frozen=True):
-    """The handle of a subtask that has its state; the files it names are in storage."""
+    """A subtask whose state is ready; the files that its handle names are in storage."""
 
     handle: StateHandle
     report: SubtaskReport
 
 
 class RestoreTask(Protocol):
-    """Makes state a subtask's own, before the first batch. Pickled into tasks."""
+    """Prepares the state of one subtask before the first batch. Pickled into tasks."""
 
     @property
     def local_dir(self) -> Path:
-        """Working files of the run on a machine."""
+        """Working files of the run on this machine."""
         ...
 
     def at(self, local_dir: Path) -> RestoreTask:
-        """The same, where a machine has its files elsewhere."""
+        """The same task with its working files in another folder."""
         ...
 
     def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:
-        """Do it; `handle` is what the subtask has so far."""
+        """Prepare the state of the subtask of `handle`, which names what it has so far."""
         ...
 
 
 @dataclass(frozen=True)
 class StateMigration:
-    """What a task needs to know to take over the state of a subtask. It is called in tasks, on any machine."""
+    """What a task needs to rewrite the state of a subtask. Called in tasks, on any machine."""
 
     storage: Storage
     backend: StateBackend
@@ -76,27 +75,27 @@ class StateMigration:
     max_parallelism: int
     layouts: Mapping[str, StateLayout]
     named: frozenset[str]
-    """The files of all handles; of what earlier runs left on a machine only these are of use."""
+    """The files of all handles. Of the files that earlier runs left on a machine only these are useful."""
     now_us: int = 0
     switched_on_us: SwitchedOn = field(default_factory=dict)
     purged: frozenset[str] = frozenset()
-    """Operators of whose state all that has expired must go."""
+    """Operators whose expired values must be removed."""
     former: Mapping[str, Sequence[StateHandle]] = field(default_factory=dict)
-    """By operators that have state of subtasks: what all former ones had, the first of them first."""
+    """By operator with tables of subtasks: the handles of its former subtasks, in order."""
     reached: TimeReached = field(default_factory=TimeReached)
-    """How far time had come at the checkpoint."""
+    """The watermarks and clock of the checkpoint."""
     former_uids: FormerUids = field(default_factory=dict)
     changes: Mapping[str, StateChange] = field(default_factory=dict)
-    """By operators whose state is written anew."""
+    """By operator whose layout or backend changed."""
     anew_on_us: SwitchedOn = field(default_factory=dict)
-    """Since when the times to live of the job hold, for what is written anew."""
+    """Since when the current times to live count, for rows that are written again."""
 
     def at(self, local_dir: Path) -> StateMigration:
-        """See `RestoreTask.at`."""
+        """The same task with its working files in another folder."""
         return replace(self, local_dir=local_dir)
 
     def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:
-        """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
+        """Rewrite the state of one subtask; called again, with another attempt, if a task fails."""
         begin_run(self.local_dir, self.named)
         uid = handle.subtask.uid
         time = self._time(uid, self.switched_on_us)
@@ -116,7 +115,7 @@ class StateMigration:
         )
 
     def _kept(self, workplace: Workplace, handle: StateHandle) -> StateHandle:
-        """State in the form that it has: merged, where it is not all the subtask's own."""
+        """State whose layout did not change: merged, if some of it belongs to other subtasks."""
         uid = handle.subtask.uid
         layout, former = self.layouts[uid], self._former_rows(workplace)
         with closing(self.backend.open(workplace, layout, handle)) as state:
@@ -127,7 +126,7 @@ class StateMigration:
             return upload_new(workplace, state.freeze(), handle)
 
     def _former_rows(self, workplace: Workplace) -> list[RowsByTable]:
-        """What each former subtask had of its own, read as it would have read it."""
+        """The rows of each former subtask, read with the layout it had."""
         uid = workplace.subtask.uid
         handles, found = self.former.get(uid, ()), []
         change = self.changes.get(uid)
@@ -147,7 +146,7 @@ class StateMigration:
     # ── in another form ────────────────────────────────────────────────────────────────────────
 
     def _anew(self, workplace: Workplace, handle: StateHandle, change: StateChange) -> StateHandle:
-        """All rows, read as they were written and written as the job wants them. What has expired is not among them."""
+        """All rows that have not expired, read with the stored layout and written with the current one."""
         uid = handle.subtask.uid
         there = replace(workplace, stem=f"{workplace.stem}-former")
         place = replace(workplace, time=self._time(uid, self.anew_on_us))
@@ -171,12 +170,12 @@ class StateMigration:
                     yield name, table.applied(batch)
 
     def _writer_of(self, handle: StateHandle) -> StateBackend:
-        """The backend that reads what was written."""
+        """The backend that wrote the handle."""
         return self.backend if handle.backend == self.backend.name else backend_named(handle.backend)
 
 
 def _in_form(rows: RowsByTable, change: StateChange) -> RowsByTable:
-    """Rows of a former subtask as the job wants them; a table that is new has none."""
+    """Rows of a former subtask in the current layout; a new table has none."""
     found: dict[str, pa.Table] = {}
     for table in change.wanted.of_subtasks:
         how = change.tables.get(table.name)
@@ -186,4 +185,4 @@ def _in_form(rows: RowsByTable, change: StateChange) -> RowsByTable:
 
 
 RunRestoreTasks = Callable[[RestoreTask, Sequence[StateHandle]], Sequence[RestoredSubtask]]
-"""Runs such work for every handle, in tasks beside each other, each of them again until it succeeds."""
+"""Runs the task for every handle, in parallel, and repeats each one until it succeeds."""

@@ -15,6 +15,7 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState
 from penstock.errors import IncompatibleStateError
 from penstock.ids import SubtaskId
 from penstock.job_spec import Uids
+from penstock.recovery.started_batches import StartedBatch
 from penstock.wording import did_you_mean
 
 _T = TypeVar("_T")
@@ -78,6 +79,20 @@ def renamed_checkpoint(completed: Completed, rename: Rename) -> Completed:
         bad_records=_renamed(completed.bad_records, rename),
         late_rows=_renamed(completed.late_rows, rename),
         positions_set=_renamed(completed.positions_set, rename),
+    )
+
+
+def renamed_started(started: StartedBatch, rename: Rename) -> StartedBatch:
+    """The same for the record of started batches."""
+    if not rename:
+        return started
+    instead = started.instead
+    return msgspec.structs.replace(
+        started,
+        barrier=renamed_barrier(started.barrier, rename),
+        instead=instead
+        and msgspec.structs.replace(instead, barrier=renamed_barrier(instead.barrier, rename)),
+        positions_set={rename.get(uid, uid): one for uid, one in started.positions_set.items()},
     )
 
 

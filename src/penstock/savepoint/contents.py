@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorColumns, OperatorState
 from penstock.checkpoint.metadata import name_of
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
@@ -23,7 +24,6 @@ from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding
 from penstock.recovery.checkpoint_reader import steady_history
 from penstock.recovery.history import choose
-from penstock.recovery.lifetimes import stored_layout
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, read_manifest
 from penstock.savepoint.stored_rows import CheckpointedPart, Part, SavedPart, StoredSubtask
 from penstock.savepoint.views import find_view, stored_view, views_of

@@ -18,12 +18,12 @@ import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
+from penstock.ownership.job_record import read_job_record
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.checkpoint_reader import check_committed
-from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.restore import read_job_record
 from penstock.recovery.started_batches import resume_barrier
 from penstock.savepoint.folder import attempting, made_before
 from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperator

@@ -18,9 +18,9 @@ import msgspec
 import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
-from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.state_migration import RestoredSubtask
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
 from penstock.savepoint.tables import read_table

@@ -1,12 +1,12 @@
-"""Begin with a savepoint: its state becomes a completed checkpoint of the job, and from there on the start is an ordinary one. Driver.
+"""Start a job from a savepoint: its state becomes a completed checkpoint of the job, from which the first run resumes. Driver.
 
-The order is what makes it safe:
-1. look whether the job may begin with it, and whether it fits: whatever is refused is refused before anything is changed;
-2. claim the job, so that no earlier run can commit any more, and look again;
+The order makes it safe:
+1. check whether the job may start from it, and whether it fits: whatever is refused is refused before anything is changed;
+2. claim the job, so that no earlier run can commit any more, and check again;
 3. load the state into files that nothing names yet;
-4. write the metadata of a checkpoint, which is in nobody's line of descent yet;
-5. record that this run begins a line of its own. In this moment the job has adopted the savepoint.
-A crash before the last step leaves the job as it was, and what was written is deleted at its next start.
+4. write the metadata of a checkpoint, which is not in the line of descent of any run yet;
+5. record that this run starts a line of its own. From this moment on the job has adopted the savepoint.
+A crash before the last step leaves the job as it was; its next start deletes what was written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -29,11 +28,13 @@ from penstock.log_fields import about, of_job
 from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import Alive, beat
+from penstock.ownership.job_record import read_job_record, record_key_groups
 from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
-from penstock.recovery.history import History, read_history
+from penstock.recovery.history import History, StoredJob, read_history
 from penstock.recovery.progress_log import COPIES
-from penstock.recovery.restore import RestorePoint, read_job_record, record_key_groups
+from penstock.recovery.restore_options import Latest, RestoreOptions
+from penstock.recovery.restore_plan import plan_restore, unknown_end
 from penstock.recovery.started_batches import last_started
 from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.load import Load
@@ -46,12 +47,8 @@ from penstock.storage.forwarding import Subfolder
 
 _log = logging.getLogger(__name__)
 
-Check = Callable[[RestorePoint], None]
-"""Refuses, by raising, a checkpoint that the job cannot go on from."""
-
-
 REKEYED = "state/_rekeyed"
-"""Where tables lie meanwhile whose key groups are others. No checkpoint names them: they are deleted with other leftovers."""
+"""Where tables are rewritten for another number of key groups. No checkpoint names them: they are deleted with other leftovers."""
 
 
 @dataclass(frozen=True)
@@ -61,38 +58,39 @@ class GivenSavepoint:
     folder: Storage
     manifest: Manifest
     claim: bool = False
-    """Whether it becomes the job's own: then its folder is deleted when it was adopted."""
+    """Whether the job takes ownership: then the folder is deleted after the job has adopted it."""
 
 
 Rekey = Callable[[GivenSavepoint, Storage, int], Manifest]
-"""Writes the tables of a savepoint into a folder, for another max_parallelism. Sort keys are Spark's, of which the engine knows nothing."""
+"""Writes the tables of a savepoint into a folder, for another max_parallelism. Only Spark can compute the sort keys."""
 
 
 def restore_savepoint(
     spec: JobSpec,
     savepoint: GivenSavepoint,
+    options: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     *,
     clock: Clock,
-    perform_all: RunRestoreTasks,
-    check: Check,
+    run_tasks: RunRestoreTasks,
+    latest: Latest = unknown_end,
     rekey: Rekey | None = None,
-    drop_state: tuple[str, ...] = (),
     randomness: Randomness = SYSTEM_RANDOMNESS,
     token: str = "",
     alive: Alive = lambda _: nullcontext(),
     before_claim: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Make the savepoint the job's newest checkpoint, unless it has adopted it before; true if it was done now.
+    """Make the savepoint the job's newest checkpoint; false if an earlier start has done so.
 
-    `token`: that of the start's claimant, to which the run of the adoption belongs. `alive`: says that it is, while it loads.
-    `before_claim`: see `start_run`.
+    `token`: that of the start's claimant, to which the run of the restore belongs. `alive`: keeps the heartbeat going while tasks load.
+    `latest`, `before_claim`: see `start_run`.
     """
     of_job(spec.name)
     if not _may_adopt(spec.storage, savepoint.manifest):
-        if savepoint.claim:  # a crash may have come before it was done
+        if savepoint.claim:  # an earlier start may have crashed before it deleted the folder
             delete_claimed(savepoint.folder)
         return False
-    _check_fits(spec, savepoint.manifest, check, may_rekey=rekey is not None)
+    _check_key_groups(spec, savepoint.manifest, may_rekey=rekey is not None)
+    _check_plan(spec, savepoint.manifest, options, now=clock.wall(), latest=latest)
     before_claim()
     mine = claim(spec.storage, clock.wall(), Claimant(token) if token else Claimant())
     try:
@@ -101,67 +99,61 @@ def restore_savepoint(
         make_job_dir(spec.working_folder)
         local_dir = run_dir(spec.working_folder, mine.run, randomness.token(8))
         with alive(mine):
-            fitting = _with_key_groups(spec, savepoint, mine, rekey)
-            loading = _loading(spec, fitting, mine, frozenset(drop_state), local_dir)
-            _adopt(spec, savepoint, mine, loading, perform_all)
+            rekeyed = _with_key_groups(spec, savepoint, mine, rekey)
+            load = Load(
+                rekeyed.folder,
+                rekeyed.manifest,
+                spec.storage,
+                spec.backend,
+                local_dir,
+                mine.run,
+                spec.parallelism,
+                spec.max_parallelism,
+                left_out=frozenset(options.drop_state),
+            )
+            _adopt(spec, savepoint, mine, load, run_tasks)
     finally:
-        _say_that_it_ended(mine, clock)
-    _log.info("job %s begins with the savepoint %s", spec.name, savepoint.folder.uri)
+        _record_end(mine, clock)
+    _log.info("job %s starts from the savepoint %s", spec.name, savepoint.folder.uri)
     if savepoint.claim:
         delete_claimed(savepoint.folder)
     return True
 
 
-def _say_that_it_ended(mine: Claim, clock: Clock) -> None:
-    """The start itself is a run of its own. Storage may be away, which must not hide why the adoption failed."""
+def _record_end(mine: Claim, clock: Clock) -> None:
+    """The start continues with a run of its own. A storage that is away must not hide why the restore failed."""
     try:
         beat(mine.storage, mine.run, clock.wall(), ended=True)
     except UnavailableError as error:
-        _log.warning("run %d has ended, and could not say so: %s", mine.run, error)
+        _log.warning("the end of run %d could not be recorded: %s", mine.run, error)
 
 
 def _with_key_groups(
     spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, rekey: Rekey | None
 ) -> GivenSavepoint:
-    """The savepoint with the key groups of the job: itself, or a copy that is the job's."""
+    """The savepoint with the job's number of key groups: itself, or a copy in the job's storage."""
     if rekey is None or savepoint.manifest.max_parallelism == spec.max_parallelism:
         return savepoint
     _log.info(
-        "the savepoint has max_parallelism=%d, the job %d: its keys are hashed anew",
+        "the savepoint has max_parallelism=%d, the job %d: its keys are hashed again",
         *(savepoint.manifest.max_parallelism, spec.max_parallelism),
     )
     to = Subfolder(spec.storage, f"{REKEYED}/{mine.run}")
-    with working("hashing the keys of the savepoint anew", unit="operator", job=spec.name):
+    with working("hashing the keys of the savepoint again", unit="operator", job=spec.name):
         return GivenSavepoint(to, rekey(savepoint, to, spec.max_parallelism))
 
 
-def _loading(
-    spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, left_out: frozenset[str], local_dir: Path
-) -> Load:
-    return Load(
-        savepoint.folder,
-        savepoint.manifest,
-        spec.storage,
-        spec.backend,
-        local_dir,
-        mine.run,
-        spec.parallelism,
-        spec.max_parallelism,
-        left_out=left_out,
-    )
-
-
 def _adopt(
-    spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, load: Load, perform_all: RunRestoreTasks
+    spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, load: Load, run_tasks: RunRestoreTasks
 ) -> None:
     manifest = savepoint.manifest
     empty = _empty_handles(spec, manifest)
     with working("loading the savepoint", unit="subtask", job=spec.name):
-        loaded = perform_all(load, [handle for handles in empty.values() for handle in handles])
+        loaded = run_tasks(load, [handle for handles in empty.values() for handle in handles])
     by_uid: dict[str, list[StateHandle]] = {uid: [] for uid in manifest.operators}
     for one in loaded:
         by_uid[one.handle.subtask.uid].append(one.handle)
-    barrier = _brought_in(spec.storage, savepoint, mine.run)
+    barrier = _copied_barrier(spec.storage, savepoint, mine.run)
     mine.check()
     adopted = _as_checkpoint(spec, manifest, mine.run, by_uid, barrier)
     claimed = savepoint.folder.uri if savepoint.claim else ""
@@ -171,12 +163,12 @@ def _adopt(
 
 
 def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
-    """False if it has been done; raises where the job has another history, which would be lost or written again."""
+    """False if the job has adopted it; raises if the job has another history, which would be lost or written again."""
     history = read_history(storage, read_descents(storage))
     newest = history.whole[-1] if history.whole else None
     if newest is not None and newest.savepoint == manifest.id:
         _log.info(
-            "the job has begun with this savepoint before: it goes on from checkpoint %d",
+            "the job has started from this savepoint before: it resumes from checkpoint %d",
             newest.id,
             extra=about(checkpoint=newest.id),
         )
@@ -184,7 +176,7 @@ def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
     if history.broken:
         raise IncompatibleStateError(
             f"the job in {storage.uri} has checkpoints that cannot be used: {'; '.join(history.broken.values())}. Nothing was changed. "
-            "Give the job a storage of its own to begin with a savepoint",
+            "Give the job a storage of its own to start it from a savepoint",
         )
     if newest is not None and not _is_origin(storage, newest, manifest):
         raise ConfigError(
@@ -193,7 +185,7 @@ def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
             "savepoint",
             checkpoint=newest.id,
         )
-    _refuse_what_was_begun(storage, history, manifest)
+    _refuse_started_batches(storage, history, manifest)
     return True
 
 
@@ -205,28 +197,33 @@ def _is_origin(storage: Storage, newest: Completed, manifest: Manifest) -> bool:
     )
 
 
-def _refuse_what_was_begun(storage: Storage, history: History, manifest: Manifest) -> None:
-    """At most once, batches count as read from their beginning: none may be read again."""
-    begun = last_started(storage)
-    if begun is not None and begun.id > history.newest:
+def _refuse_started_batches(storage: Storage, history: History, manifest: Manifest) -> None:
+    """At most once, a batch counts as read as soon as it starts: it must not be read again."""
+    started = last_started(storage)
+    if started is not None and started.id > history.newest:
         raise ConfigError(
-            f"the job in {storage.uri} has begun batch {begun.id}, which the savepoint of batch {manifest.number} would read again. "
+            f"the job in {storage.uri} has started batch {started.id}, which the savepoint of batch {manifest.number} would read again. "
             "Nothing was changed. Give the job a storage of its own",
-            batch=begun.id,
+            batch=started.id,
         )
 
 
-def _check_fits(spec: JobSpec, manifest: Manifest, check: Check, *, may_rekey: bool) -> None:
-    """As a checkpoint of the job it would be refused for the same reasons: before it is one."""
+def _check_key_groups(spec: JobSpec, manifest: Manifest, *, may_rekey: bool) -> None:
     if manifest.max_parallelism != spec.max_parallelism and not may_rekey:
         raise ConfigError(
             f"the savepoint has max_parallelism={manifest.max_parallelism}, the job {spec.max_parallelism}: key groups would no longer "
             "match",
             setting="max_parallelism",
         )
-    nobodys = Claim(spec.storage, newest_run(spec.storage), token="")
-    empty = _as_checkpoint(spec, manifest, nobodys.run, _empty_handles(spec, manifest), manifest.barrier)
-    check(RestorePoint(nobodys, (empty,)))
+
+
+def _check_plan(
+    spec: JobSpec, manifest: Manifest, options: RestoreOptions, *, now: float, latest: Latest
+) -> None:
+    """Refuse the savepoint for the reasons for which the same checkpoint would be refused, before it becomes one."""
+    unclaimed = Claim(spec.storage, newest_run(spec.storage), token="")
+    empty = _as_checkpoint(spec, manifest, unclaimed.run, _empty_handles(spec, manifest), manifest.barrier)
+    plan_restore(unclaimed, StoredJob((empty,)), spec, options, now=now, latest=latest)
 
 
 def _empty_handles(spec: JobSpec, manifest: Manifest) -> dict[str, list[StateHandle]]:
@@ -274,8 +271,8 @@ def _as_checkpoint(
     )
 
 
-def _brought_in(storage: Storage, savepoint: GivenSavepoint, run: RunId) -> Barrier:
-    """The barrier, with what sources have noted in the job's own storage."""
+def _copied_barrier(storage: Storage, savepoint: GivenSavepoint, run: RunId) -> Barrier:
+    """The barrier; files that its sources need are copied into the job's storage."""
     barrier = savepoint.manifest.barrier
     notes: list[SourceFile] = []
     for note in barrier.source_log:
@@ -287,17 +284,16 @@ def _brought_in(storage: Storage, savepoint: GivenSavepoint, run: RunId) -> Barr
 
 
 def delete_claimed(folder: Storage) -> None:
-    """Delete a savepoint that is the job's own. The manifest first: what is left of it then is no savepoint."""
+    """Delete a savepoint that the job owns. The manifest goes first: the rest is no savepoint then."""
     folder.delete([MANIFEST])
     folder.delete(_parts(folder))
 
 
 def delete_rest_of_claimed(folder: Storage) -> None:
-    """The same where the manifest is gone already: a crash may have left the rest. A savepoint that somebody makes there now stays."""
+    """The same if the manifest is gone already, because a crash may have left the rest. A savepoint being made there stays."""
     rest = _parts(folder)
-    if all(
-        folder.size(name) is None for name in (MAKING, MANIFEST)
-    ):  # looked at behind the listing: who makes one says so first
+    # Checked after the listing: a savepoint that is being made writes its marker first.
+    if all(folder.size(name) is None for name in (MAKING, MANIFEST)):
         folder.delete(rest)
 
 
@@ -306,6 +302,6 @@ def _parts(folder: Storage) -> list[str]:
 
 
 def has_claimed(storage: Storage, folder: Storage) -> bool:
-    """Whether the job's history began with the savepoint in this folder, which became its own and is gone."""
+    """Whether the job started from the savepoint in this folder, took ownership of it and deleted it."""
     whole = read_history(storage, read_descents(storage)).whole
     return bool(whole) and whole[-1].claimed == folder.uri

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.checkpoint.completed import Completed, OperatorState
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
-from penstock.recovery.lifetimes import stored_layout
 from penstock.savepoint.manifest import SavedFile
 from penstock.savepoint.tables import read_table
 from penstock.state.backends import backend_named

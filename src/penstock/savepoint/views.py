@@ -14,6 +14,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
 from penstock.operators.aggregate.distinct import life_of
@@ -40,7 +41,6 @@ from penstock.operators.views import (
 )
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
 from penstock.operators.window_tables import LAST, PLACE
-from penstock.recovery.lifetimes import stored_layout
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK

@@ -14,7 +14,7 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
 from penstock.dashboard.beside import Beside, start_beside
-from penstock.engine.start import check_fits, start_run
+from penstock.engine.start import start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -22,12 +22,12 @@ from penstock.job_spec import JobSpec
 from penstock.log_fields import about, in_context, of_job
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.heartbeat import beating, refuse_if_running
+from penstock.ownership.job_record import JobRecord, job_record_of, keep_job_record, record_key_groups
 from penstock.ownership.run_ends import RunEnds, RunOutcome
 from penstock.ownership.run_list import earlier_attempts
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.forget import forget_everything
+from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.restart import Failure, would_come_again
-from penstock.recovery.restore import JobRecord, job_record_of, keep_job_record, record_key_groups
 from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
 from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
@@ -220,12 +220,11 @@ class JobRunner:
         watch = Stopwatch()
         start = start_run(
             self._spec,
+            self._options.changes,
             claimant=self._claimant,
             clock=SYSTEM_CLOCK,
-            perform_all=partial(take_over_all, self.compiled.session),
+            run_tasks=partial(take_over_all, self.compiled.session),
             wanted=self._restore,
-            drop_state=self._options.drop_state,
-            changes=self._options.changes,
             latest=self._latest,
             on_restored=self.observer.restored,
             alive=_alive,
@@ -233,11 +232,11 @@ class JobRunner:
             given_up=lambda: self._cancelled,
         )
         if self._options.savepoint is not None:  # a crash may have come before the adoption had done it
-            record_key_groups(start.point.claim, self._spec.max_parallelism)
+            record_key_groups(start.plan.claim, self._spec.max_parallelism)
         now = SYSTEM_CLOCK.wall()
-        self.reporter.run_began(start.point, watch.seconds, savepoint)
+        self.reporter.run_began(start.plan, watch.seconds, savepoint)
         log_messages.LIFE.info(
-            log_messages.started(self._spec.name, self._spec.parallelism, self._guarantee, start.point, now)
+            log_messages.started(self._spec.name, self._spec.parallelism, self._guarantee, start.plan, now)
         )
         self._restore = None  # later attempts go on from the newest checkpoint
         return QueryRun(
@@ -254,20 +253,20 @@ class JobRunner:
 
     def _adopt_savepoint(self) -> str:
         """Once for this start, before its first run; returns the folder of one that the job begins with just now."""
-        savepoint, dropped = self._options.savepoint, self._options.drop_state
+        savepoint = self._options.savepoint
         if savepoint is None or self._claimant.has_claimed:
             return ""
         log_messages.LIFE.info(log_messages.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
         done = restore_savepoint(
             self._spec,
             savepoint,
+            self._options.changes,
             clock=SYSTEM_CLOCK,
-            perform_all=partial(take_over_all, self.compiled.session),
-            check=lambda point: check_fits(self._spec, point, dropped, self._options.changes, self._latest),
+            run_tasks=partial(take_over_all, self.compiled.session),
+            latest=self._latest,
             rekey=self._rekey,
             token=self._claimant.token,
             alive=_alive,
-            drop_state=dropped,
             before_claim=self._keep_record,
         )
         log_messages.LIFE.info(log_messages.adopted(self._spec.name, now=done))

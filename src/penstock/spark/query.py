@@ -92,14 +92,14 @@ class QueryRun:
             compiled.session, own_shuffles=compiled.own_shuffles, parallelism=spec.parallelism
         )
         self._caught_up = threading.Event()
-        self._read = start.point.last_read
+        self._read = start.plan.last_read
         """Spark's number of the last batch that is done."""
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
-        self._input_rows = SourceRowCounts(after=start.point.last_read, numbers=spec.source_numbers)
+        self._input_rows = SourceRowCounts(after=start.plan.last_read, numbers=spec.source_numbers)
         self._batch_of: dict[int, int] = {}
         """By Spark's number of a batch that is not accounted for yet: our number of it."""
-        self._loop = CoordinatorLoop(self._make_coordinator, claim=start.point.claim, on_failure=self._fail)
+        self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)
         self._engine = Run(
             spec,
             start,
@@ -204,7 +204,7 @@ class QueryRun:
 
     @property
     def _name(self) -> str:
-        return f"{self._spec.name}-{self._start.point.run}"
+        return f"{self._spec.name}-{self._start.plan.run}"
 
     def _deliver(self, message: Message) -> None:
         """A task that tells why it fails waits until this returns: Spark hears that the batch is given up before that the task failed."""

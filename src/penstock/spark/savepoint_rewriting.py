@@ -22,14 +22,14 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock import start_options
 from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.ids import checked_name
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.restore_options import LATEST, START, RestoreOptions, choose_position
+from penstock.recovery.restore_options import LATEST, START, checked_positions, choose_position
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.folder import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
@@ -419,7 +419,7 @@ def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
     sources, stored = numbers_of(barrier), lines_by_source(barrier)
     choices = {
         uid: choose_position(uid, one, stored[uid], len(sources[uid]), _no_latest)
-        for uid, one in RestoreOptions.checked((), {}, asked).positions.items()
+        for uid, one in checked_positions(asked).items()
     }
     return for_sources(barrier, sources, set_to={uid: choice.lines for uid, choice in choices.items()})
 

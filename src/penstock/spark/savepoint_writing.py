@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 
 from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
 from penstock.operators.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator

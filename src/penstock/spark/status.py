@@ -34,7 +34,6 @@ class StartOptions:
     available_now: bool = False
     restore: int | None = None
     takeover: bool = False
-    drop_state: tuple[str, ...] = ()
     drain: bool = False
     savepoint: GivenSavepoint | None = None
     changes: RestoreOptions = field(default_factory=RestoreOptions)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from penstock import start_options
 from penstock.guarantee import Guarantee
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.savepoint.manifest import Manifest
 from penstock.status.live import Progress
 from penstock.wording import counted, duration, event_moment, size
@@ -21,7 +21,7 @@ RATE_OVER_S = 10.0
 MORE = "..."
 
 
-def started(job: str, parallelism: int, guarantee: Guarantee, point: RestorePoint, now: float) -> str:
+def started(job: str, parallelism: int, guarantee: Guarantee, point: RestorePlan, now: float) -> str:
     """Which run begins, from where, and with which guarantee."""
     parts = [_origin(point, now)]
     checkpoint = point.checkpoint
@@ -46,7 +46,7 @@ def adopted(job: str, *, now: bool) -> str:
     return f"job {job} has begun with this savepoint before: it goes on from its newest checkpoint"
 
 
-def _origin(point: RestorePoint, now: float) -> str:
+def _origin(point: RestorePlan, now: float) -> str:
     checkpoint = point.checkpoint
     if checkpoint is None:
         return "begins from nothing: there is no checkpoint"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from penstock.checkpoint.completed import Completed, SubtaskReport
 from penstock.checkpoint.events import Announce
 from penstock.places import without_secrets
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.status.events import (
     LONGEST_TEXT,
     MOST_SUBTASKS,
@@ -27,7 +27,7 @@ MOST_NOTES = 20
 
 
 def run_started(
-    point: RestorePoint, *, at: float, parallelism: int, restore_s: float, savepoint: str = ""
+    point: RestorePlan, *, at: float, parallelism: int, restore_s: float, savepoint: str = ""
 ) -> RunStarted:
     """A run goes on from here. `savepoint`: with which the job has begun just now."""
     checkpoint = point.checkpoint

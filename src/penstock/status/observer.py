@@ -16,7 +16,7 @@ from penstock.checkpoint.events import Announce, CheckpointListener
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import CheckpointId
 from penstock.operators.timers import microseconds
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
 from penstock.snapshot.messages import MergeDone
 from penstock.state.handle import StateHandle
@@ -118,7 +118,7 @@ class Observer(CheckpointListener):
         with self._lock:
             self._update(run=max(run, self.progress.run))
 
-    def restored(self, point: RestorePoint) -> None:
+    def restored(self, point: RestorePlan) -> None:
         """A run begins from this checkpoint."""
         with self._lock:
             self._update(
@@ -134,7 +134,7 @@ class Observer(CheckpointListener):
             self._completed, self._rows_counted_again = {}, False
 
     def run_started(
-        self, point: RestorePoint, *, parallelism: int, restore_s: float, savepoint: str = ""
+        self, point: RestorePlan, *, parallelism: int, restore_s: float, savepoint: str = ""
     ) -> None:
         """The query is about to start. `savepoint`: the folder that the job has just been restored from, if any."""
         self._first_batch_since_s = self._clock.monotonic()

@@ -14,7 +14,7 @@ from penstock.ownership.claim import Claimant, newest_claim, read_run
 from penstock.ownership.run_ends import RunOutcome
 from penstock.ownership.run_list import DID_NOT_SAY, list_runs
 from penstock.progress import doing
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.status.events import Event
 from penstock.status.journal import JournalWriter
 from penstock.status.journal_files import read_live, write_plan
@@ -83,7 +83,7 @@ class JobReporter:
         self._journal.tell(event)
         self._listeners.tell(event)
 
-    def run_began(self, point: RestorePoint, restore_s: float, savepoint: str = "") -> None:
+    def run_began(self, point: RestorePlan, restore_s: float, savepoint: str = "") -> None:
         """A run has restored its checkpoint, and its query is about to start. `savepoint`: that the job was just restored from, if any."""
         self.run_claimed(point.run)
         self.observer.run_started(

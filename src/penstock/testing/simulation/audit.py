@@ -12,12 +12,12 @@ import msgspec
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import CheckpointListener
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import JOB_FILE, newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
-from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.started_batches import last_started
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
@@ -83,7 +83,7 @@ class Audit(CheckpointListener):
         if transaction["id"] not in named:
             raise Violation(f"transaction {transaction['id']} becomes visible, but no checkpoint names it")
 
-    def restored(self, point: RestorePoint, *, undisturbed: bool) -> None:
+    def restored(self, point: RestorePlan, *, undisturbed: bool) -> None:
         """After recovery nothing later is visible, and every other transaction is gone (invariant 4)."""
         if newest_run(self._site.storage) > point.run:
             return  # taken over in the last moment: what is visible now is the new owner's

@@ -61,7 +61,7 @@ class Driver:
         self._work = site.workload
         self._conditions = conditions
         self._rng = conditions.rng
-        self._run_number = start.point.run
+        self._run_number = start.plan.run
         self._sinks = sinks
         self._machines = machines
         self._events: deque[Event] = deque()

@@ -8,7 +8,7 @@ from penstock.errors import FencedError
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claimant, newest_run, read_run
 from penstock.ownership.descent import read_descents
-from penstock.recovery.forget import forget_everything
+from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.history import read_history
 from penstock.storage import Storage
 from penstock.testing.faulty_storage import SimulatedCrash

@@ -11,7 +11,8 @@ from penstock.ids import CheckpointId
 from penstock.job_spec import JobSpec
 from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
 from penstock.randomness import Randomness
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_options import RestoreOptions
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -61,14 +62,15 @@ class SimulatedRun:
             self._damage_working_files()
         if self._site.workload.savepoints and self._conditions.index and self._begins:
             self._savepoint.begin(self._take_over_all, self._names)
+        may_be_lost = self._site.topology.may_be_lost if self._site.workload.changes else ()
         start = start_run(
             self._spec,
+            RestoreOptions(drop_state=may_be_lost),
             claimant=self.claimant,
             clock=self._site.clock,
-            perform_all=self._take_over_all,
+            run_tasks=self._take_over_all,
             randomness=self._names,
             wanted=self._wanted,
-            drop_state=self._site.topology.may_be_lost if self._site.workload.changes else (),
             on_restored=self._restored,
         )
         driver = Driver(
@@ -80,12 +82,12 @@ class SimulatedRun:
             raise  # which leaves its working files
         except BaseException as error:
             forget_working_files(self._spec, start)
-            if isinstance(error, FencedError) and newest_run(self._site.storage) == start.point.run:
-                raise Violation(f"run {start.point.run} owns the job, and takes itself for fenced") from error
+            if isinstance(error, FencedError) and newest_run(self._site.storage) == start.plan.run:
+                raise Violation(f"run {start.plan.run} owns the job, and takes itself for fenced") from error
             raise
         forget_working_files(self._spec, start)
 
-    def _restored(self, point: RestorePoint) -> None:
+    def _restored(self, point: RestorePlan) -> None:
         if self._wanted is not None and point.id != self._wanted:
             raise Violation(f"checkpoint {self._wanted} was wanted, and the run goes on from {point.id}")
         self._site.on_restored(point)

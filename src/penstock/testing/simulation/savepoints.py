@@ -9,13 +9,12 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
 from penstock.config import Mode
-from penstock.engine.start import check_fits
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.job_spec import JobSpec
 from penstock.ownership.descent import read_descents
+from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.randomness import Randomness
 from penstock.recovery.history import read_history
-from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
@@ -34,7 +33,7 @@ class SavepointStart:
         self._plain = VirtualStorage("virtual://savepoint")
         self._folder: Storage = WatchedStorage(self._plain, lifeline, rng)
 
-    def begin(self, perform_all: RunRestoreTasks, names: Randomness) -> None:
+    def begin(self, run_tasks: RunRestoreTasks, names: Randomness) -> None:
         """Make it and adopt it, where there is a checkpoint whose promises are kept."""
         check_job_record(self._site.storage, JobRecord(self._spec.name, self._spec.max_parallelism))
         newest = self._newest()
@@ -48,12 +47,11 @@ class SavepointStart:
                 self._spec,
                 GivenSavepoint(self._folder, manifest),
                 clock=self._site.clock,
-                perform_all=perform_all,
-                check=lambda point: check_fits(self._spec, point, ()),
+                run_tasks=run_tasks,
                 randomness=names,
             )
         except ConfigError as refused:
-            begun_beyond = "has begun batch" in str(refused) and Mode.AT_MOST_ONCE in (
+            begun_beyond = "has started batch" in str(refused) and Mode.AT_MOST_ONCE in (
                 self._spec.mode,
                 self._site.workload.promise_of_state,
             )

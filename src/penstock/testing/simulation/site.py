@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.checkpoint.events import CheckpointListener
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.storage import Storage
 from penstock.testing.simulation.external import External
@@ -42,7 +42,7 @@ class Site:
     """Whether anything of an earlier run moved since the present one began."""
     make_sinks: Callable[[Lifeline], Sinks] | None = None
     """The sinks of a run, where they do not write to `external`."""
-    on_restored: Callable[[RestorePoint], None] = lambda _: None
+    on_restored: Callable[[RestorePlan], None] = lambda _: None
     listener: CheckpointListener = field(default_factory=CheckpointListener)
 
     @property

@@ -12,7 +12,7 @@ from penstock.errors import CheckpointFailedError, FencedError, PenstockError, U
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.ownership.claim import Claimant
 from penstock.ownership.holds import HOLD_S
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
@@ -176,7 +176,7 @@ class World:
         kinds = [Fate(), Fate(dies_before=call), Fate(dies_after=call), Fate(pauses_before=call)]
         return self._rng.choices(kinds, [1, 2, 2, 3])[0]
 
-    def _restored(self, point: RestorePoint) -> None:
+    def _restored(self, point: RestorePlan) -> None:
         if self._forgotten and point.id != NO_CHECKPOINT:
             raise Violation(f"everything was forgotten, and run {point.run} goes on from {point.id}")
         self._forgotten = False
