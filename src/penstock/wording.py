@@ -1,11 +1,4 @@
-"""How things are said to people: counts with their noun, durations, sizes, names that are nearly right. One way in logs, errors and tables.
-
-Driver and executors.
-
-Numbers and moments as pages say them, on top of `penstock.wording`. Pure.
-
-Moments are said in UTC, and pages say so: whoever reads over the shoulder of somebody in another place reads the same.
-"""
+"""Formats counts, durations, sizes, times and names for people: one way in logs, errors, tables and pages. Times are in UTC. Pure."""
 
 from __future__ import annotations
 

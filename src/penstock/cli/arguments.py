@@ -1,9 +1,6 @@
-"""Arguments and options that several commands have, and what is completed for them in a shell. Driver.
+"""Arguments and options that several commands share, and shell completion of job names. Driver.
 
-What a shell offers behind `penstock COMMAND STORAGE`: the names of the jobs there. Driver.
-
-A shell asks by starting the command anew for every press of the key. So nothing is imported before it is needed, and whatever is wrong
-with a storage is no answer rather than an error: nobody reads one there.
+A shell starts the command anew for every press of the key. So imports are late, and a storage that cannot be read completes to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What checkpoints a job has, and whether each can be used. Reads storage only: no Spark, and nothing is changed. Driver."""
+"""`penstock checkpoints`: the retained checkpoints, whether each can be used, and the history of the others. Driver; no Spark."""
 
 from __future__ import annotations
 

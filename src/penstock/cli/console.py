@@ -1,4 +1,4 @@
-"""Where the command line prints. Driver."""
+"""The consoles that commands print to, and sparklines. Driver."""
 
 from __future__ import annotations
 

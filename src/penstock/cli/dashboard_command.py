@@ -1,4 +1,4 @@
-"""`penstock dashboard`: the pages over everything in some storages. Wherever somebody looks; no Spark."""
+"""`penstock dashboard`: serves the pages of all jobs in some storages. No Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an exception or a signal to one clear message and an exit code. Driver."""
+"""Turns an exception or a signal into one clear message and an exit code. Driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock list`, `status`, `failures`, `watch`, `checkpoints` and `runs`: looking at jobs, running or not. Driver."""
+"""`penstock list`, `status`, `failures`, `watch`, `checkpoints`, `runs`, `inspect` and `diff`: read jobs, running or not. Driver."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Finding the job in a user's Python file. Driver.
+"""`penstock run`: finds the job in a user's Python file and runs it in the foreground, with a supervisor where one is wanted. Driver.
 
-The file is run like a script, except that its `__name__` is not "__main__". Its module is taken out of `sys.modules` again: then
-Spark sends the classes and functions in it to the workers as they are, and no worker runs the file.
+The file is run like a script, except that its `__name__` is not "__main__". Its module is then removed from `sys.modules`, so that Spark
+sends its classes and functions to the workers by value, and no worker runs the file.
 
-Looking for the job in a user's file without running it: a job that is running already is refused before Spark is started. Driver.
-
-Only what stands there in so many words is taken: the file has one `Job(...)`, with a name and a storage that are plain text. Every other
-file is run first, and is refused when its job starts.
+Before that, the source is parsed without running it: if it has exactly one `Job(...)` with a literal name and storage, and that job is
+running, the command is refused before Spark starts.
 """
 
 from __future__ import annotations

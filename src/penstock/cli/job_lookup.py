@@ -1,4 +1,4 @@
-"""Which job a command is about: a storage and a name, or an id, or the folder of the job alone. Driver."""
+"""Finds the job that a command is about: by storage and name, by id, or by the folder of the job alone. Driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock list`: all jobs in storages, a line each; also the top of `penstock watch`. Driver; no Spark."""
+"""The tables of jobs, runs and failures: for people, and as JSON for programs. Driver; no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app: its commands, the options that stand before them, and how it ends. The commands are in modules by theme. Driver."""
+"""The Typer application: its commands, its global options, and how it ends. Driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON for programs, and moments and rates for people, in one form for all commands. Driver."""
+"""JSON for programs; times and rates for people, in one format for all commands. Driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock trigger`, `savepoint`, `stop` and `cancel`: asked of a job that runs elsewhere. Driver."""
+"""`penstock trigger`, `savepoint`, `stop` and `cancel`: requests to a running job. Driver."""
 
 from __future__ import annotations
 

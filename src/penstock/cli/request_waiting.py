@@ -1,8 +1,6 @@
-"""`penstock cancel`, `stop`, `trigger`, `savepoint`: asked of a job that runs elsewhere; a savepoint also of one that does not. Driver.
+"""Sends a request to a running job and shows its progress while the command waits. Driver; no Spark.
 
-What a job that was asked for something says of how far it is, as far as somebody who waits can see it. Driver; no Spark.
-
-The job writes it into its live record. On a terminal it is a line that is drawn over itself; elsewhere each new thing is said once.
+The progress comes from the job's live status. On a terminal it is one line that is redrawn; elsewhere each step is printed once.
 """
 
 from __future__ import annotations

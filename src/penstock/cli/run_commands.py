@@ -1,4 +1,4 @@
-"""`penstock run`, `guarantee` and `demo`: they start Spark. Each command's work is imported when it is called. Driver."""
+"""`penstock run`, `keep-alive`, `guarantee` and `demo`. Their implementations are imported when they are called. Driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the contents of a savepoint or checkpoint are printed: tables for people, JSON for programs. Driver; no Spark."""
+"""`penstock inspect` and `diff`: the contents of savepoints and checkpoints, as tables and as JSON. Driver; no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock status`: one job on one screen, and in one exit code. Driver; no Spark."""
+"""`penstock status`: one job on one screen with its graph, and in one exit code. Driver; no Spark."""
 
 from __future__ import annotations
 

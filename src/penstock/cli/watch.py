@@ -1,7 +1,4 @@
-"""`penstock watch`: jobs as they go, on the whole terminal, until somebody leaves. Driver; no Spark.
-
-Without a terminal, a line for every change: for a log, or another program.
-"""
+"""`penstock watch`: live status on the whole terminal. Without a terminal, one line for every change. Driver; no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `penstock watch` shows: all jobs, or one with its graph, checkpoints, failures and journal. Driver; no Spark."""
+"""The screens of `penstock watch`, and the changes between two looks as lines. Driver; no Spark."""
 
 from __future__ import annotations
 

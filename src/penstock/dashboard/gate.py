@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: who asks, from where, and how much is sent. The dashboard's process.
+"""Checks every request before a route sees it: host, token, and size. The dashboard's process.
 
 Wrong tokens are answered one at a time, and logged. A request with the right token never waits for that.
 """

@@ -1,11 +1,7 @@
-"""Which path shows what: each page with its JSON twin. The dashboard's process.
+"""The routes of pages, each with its JSON, and of savepoints. The dashboard's process.
 
-Pages and Flink's REST interface share some paths, such as `/jobs/{job}`. A browser, which asks for `text/html`, gets the page; whoever does
-not gets what Flink's client wants. Programs use the twins.
-
-Savepoints that a job's journal knows: what is in one, and deleting it. The dashboard's process.
-
-Only a folder that the journal names and that this server may use for savepoints is looked into or deleted: see `UiOptions.savepoints`.
+Pages and Flink's REST interface share some paths, such as `/jobs/{job}`. A client that accepts `text/html` gets the page, any other gets
+Flink's JSON. A savepoint's folder is only read or deleted if the journal names it and this server may use it: see `UiOptions.savepoints`.
 """
 
 from __future__ import annotations

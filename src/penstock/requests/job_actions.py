@@ -1,6 +1,6 @@
-"""What a job does for whoever asks while it runs: a checkpoint now, a savepoint, a stop with or without one. Driver.
+"""Performs requests to a running job: a checkpoint, a savepoint, a stop with or without one. Driver.
 
-It outlives runs: a checkpoint that was under way when a run failed is asked of the next one.
+It outlives runs: a checkpoint that was in progress when a run failed is requested of the next run.
 """
 
 from __future__ import annotations

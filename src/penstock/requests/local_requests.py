@@ -1,4 +1,4 @@
-"""What the program that runs a job asks it for: told to people as all requests are, though it needs no storage. Driver."""
+"""Requests of the program that runs the job. They need no storage, and are reported like all others. Driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a running job for something, from another process: write the request, wait, tell what came of it. Wherever somebody asks."""
+"""Sends requests to a running job from another process: writes the request, and waits for the answer or polls its outcome."""
 
 from __future__ import annotations
 

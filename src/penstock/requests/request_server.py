@@ -1,4 +1,4 @@
-"""The side of a request that performs it: a start of the job looks for requests, takes them on, and says what came of them. Driver."""
+"""Answers requests: a start of the job looks for them in storage, accepts them, and writes their results. Driver."""
 
 from __future__ import annotations
 

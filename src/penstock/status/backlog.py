@@ -1,4 +1,4 @@
-"""How many rows lie unread in the sources of a job, and whether that is so now or was so once. Pure; wherever somebody looks."""
+"""The unread rows of a job's sources, how old that number is, and whether the job has caught up. Pure."""
 
 from __future__ import annotations
 

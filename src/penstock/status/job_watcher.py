@@ -1,4 +1,7 @@
-"""Looking at a job, again and again: what does not change any more is read once. Wherever somebody looks; changes nothing."""
+"""Reads a job's storage into a `JobView`, again and again. What no longer changes is read once. Changes nothing.
+
+No file is read whole that is larger than any file Penstock writes: a storage may hold hostile files.
+"""
 
 from __future__ import annotations
 

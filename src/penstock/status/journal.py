@@ -1,11 +1,10 @@
-"""Writing the journal of a job: in a thread of its own, a moment after things happen, in files that are bounded. Driver.
+"""Writes the journal of a job in a thread of its own, in bounded files, and reads it incrementally.
 
-What always holds:
-1. Telling returns at once, and never fails: no batch waits for the journal, and no job ends for want of it.
-2. A writer writes only files whose names carry its own token, and nobody writes these again. So two runs, one of them thought dead, do
-   not overwrite each other's story.
-3. A file is written anew, whole, while it is the newest of its writer: a reader sees a line or does not.
-4. Old files are deleted by whoever owns the job, looked at right before. Their names are never used again.
+Invariants:
+1. `tell` returns at once and never fails: no batch waits for the journal, and no job fails because of it.
+2. A writer only writes files whose names carry its own token, and never reuses a name. So two runs do not overwrite each other's events.
+3. The newest file of a writer is rewritten as a whole: a reader sees a line or does not.
+4. Only the owner of the job deletes old files, after it has checked its claim.
 """
 
 from __future__ import annotations

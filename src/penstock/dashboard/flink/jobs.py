@@ -1,4 +1,4 @@
-"""Jobs, their graph and their settings, as Flink shows them. Pure: a view in, JSON out."""
+"""Jobs, their graph, settings and exceptions, in Flink's JSON. Pure."""
 
 from __future__ import annotations
 

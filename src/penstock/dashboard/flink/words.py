@@ -1,4 +1,4 @@
-"""Flink's words for what a job is: its states, ids and times. Pure."""
+"""Flink's words for the states, ids and times of a job, and refusals as its client expects them. Pure."""
 
 from __future__ import annotations
 

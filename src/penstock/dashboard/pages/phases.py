@@ -1,4 +1,4 @@
-"""How the time of a checkpoint is split, which subtasks were slow, and bars of it. Pure."""
+"""The durations of a checkpoint's and a batch's phases, slow subtasks, and the data of charts. Pure."""
 
 from __future__ import annotations
 
