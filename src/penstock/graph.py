@@ -119,6 +119,8 @@ class Transform(Node):
 
     upstream: Node
     function: Callable[[DataFrame], DataFrame]
+    place: Place | None = None
+    """The line of the user's program that added it."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:

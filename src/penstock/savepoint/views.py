@@ -18,6 +18,7 @@ from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
 from penstock.operators.aggregate.distinct import life_of
+from penstock.operators.aggregate.operator import AggregateSpec, shown_values
 from penstock.operators.base import Spec
 from penstock.operators.count_windows import SIZE
 from penstock.operators.dedupe import DedupeSpec
@@ -48,7 +49,7 @@ from penstock.wording import did_you_mean, in_so_many_us
 
 _ROWS_OF_SESSIONS = "__penstock_rows"
 _HIDDEN = (PLACE, AWAITED)
-SPECS: tuple[type[Spec], ...] = (ProcessSpec, DedupeSpec, JoinSpec)
+SPECS: tuple[type[Spec], ...] = (ProcessSpec, AggregateSpec, DedupeSpec, JoinSpec)
 """Those that are asked how their tables are shown, in this order."""
 _SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
@@ -192,14 +193,8 @@ def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> Ta
 
 
 def _of_distinct(table: StoredTable) -> TableView | None:
-    name, own = table.name, table.own
-    values = [field for field in own if field.name != LAST]
-    if not values or not all(field.name.startswith(f"{name}_") for field in values):
-        return None
-    counted = name.removeprefix("__").removesuffix("_distinct")
-    called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
-    window = (TimestampColumn(WINDOW_END, LAST, 1),) if len(own) > len(values) else ()
-    return TableView(f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)))
+    values = [field for field in table.own if field.name != LAST]
+    return shown_values(table, values, TimestampColumn(WINDOW_END, LAST, 1))
 
 
 def _of_subtasks(table: TableLayout) -> View:

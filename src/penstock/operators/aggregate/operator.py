@@ -33,6 +33,7 @@ from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_to_live import TTL, TimeToLive, time_to_live
 from penstock.operators.timers import EVENT_TIME
+from penstock.operators.views import Plain, Shown, StoredTable, TableView
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
@@ -99,9 +100,23 @@ class AggregateSpec(Spec):
         """The key, then the aggregates."""
         return pa.schema([*shown_key(self.key), *output_schema(self.columns)])
 
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The distinct values of an aggregate that counts them."""
+        return shown_values(table, table.own)
+
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""
         return AggregateTask(context, self)
+
+
+def shown_values(table: StoredTable, values: Sequence[pa.Field], *window: Shown) -> TableView | None:
+    """The distinct values of one aggregate, if the table has such; `window` shows the window that they are counted in."""
+    if not values or not all(field.name.startswith(f"{table.name}_") for field in values):
+        return None
+    counted = table.name.removeprefix("__").removesuffix("_distinct")
+    called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
+    return TableView(f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)))
 
 
 @dataclass
