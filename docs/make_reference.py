@@ -10,7 +10,7 @@ import griffe
 
 GROUPS = {
     "Jobs and streams": (
-        "Job JobHandle Status Progress Completed Guarantee Stream KeyedStream WindowedStream ConnectedStream ConnectedStreams "
+        "Job JobHandle Status Progress Completed Guarantee Stream KeyedStream WindowedStream ConnectedStreams "
         "BroadcastConnectedStream ConnectedKeyedStreams BroadcastStream Written local_session show_progress"
     ),
     "Settings": (

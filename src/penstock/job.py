@@ -28,7 +28,6 @@ from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.status.listeners import Listener, Listeners
 from penstock.storage import Storage, open_job_storage, open_storage
 from penstock.streams import Stream
-from penstock.wrong_words import checked_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,7 +84,6 @@ class Job:
         self.show_rows = show_rows
         self.graph = Graph(on_bad_record=checked_policy(on_bad_record))
 
-    @checked_arguments
     def read(
         self,
         frame: DataFrame,

@@ -24,7 +24,6 @@ from penstock.windowed import (
     add_window_process,
     window_options,
 )
-from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.state.declared import Columns
 
 
-class _WithOwnCode(Steps):
+class _WithOwnCode:
     """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
     def __init__(
@@ -118,7 +117,6 @@ class KeyedStream(_WithOwnCode):
         node = Top.checked(uid, self._node, self._keys, n, by=by, of=of, order_by=order_by)
         return added(self._graph, node, on_bad_record)
 
-    @checked_arguments
     def window(
         self,
         windows: Windows,
@@ -143,10 +141,12 @@ class KeyedStream(_WithOwnCode):
         return WindowedStream(self._graph, WindowPlan(self._node, self._keys, told))
 
     @overload
-    def connect(self, other: BroadcastStream) -> ConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     @overload
     def connect(self, other: KeyedStream) -> ConnectedKeyedStreams: ...
-    def connect(self, other: BroadcastStream | KeyedStream) -> ConnectedStream | ConnectedKeyedStreams:
+    def connect(
+        self, other: BroadcastStream | KeyedStream
+    ) -> BroadcastConnectedStream | ConnectedKeyedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
@@ -155,10 +155,10 @@ class KeyedStream(_WithOwnCode):
         """
         if isinstance(other, KeyedStream):
             return ConnectedKeyedStreams(self, other)
-        return ConnectedStream(self._graph, self._node, self._keys, connected(self._graph, other))
+        return BroadcastConnectedStream(self._graph, self._node, self._keys, connected(self._graph, other))
 
 
-class ConnectedStreams(Steps):
+class ConnectedStreams:
     """Two streams that have no key yet: what `connect` returns."""
 
     def __init__(self, left: Stream, right: Stream) -> None:
@@ -170,7 +170,7 @@ class ConnectedStreams(Steps):
         return self._left.key_by(*columns).connect(self._right.key_by(*columns))
 
 
-class ConnectedKeyedStreams(Steps):
+class ConnectedKeyedStreams:
     """Two streams whose rows are grouped by the same key: what `connect` and `key_by` return."""
 
     def __init__(self, left: KeyedStream, right: KeyedStream) -> None:
@@ -209,7 +209,7 @@ class ConnectedKeyedStreams(Steps):
         return added(self._graph, node, on_bad_record)
 
 
-class WindowedStream(Steps):
+class WindowedStream:
     """The rows of each key, cut into windows: what `window` returns."""
 
     def __init__(self, graph: Graph, plan: WindowPlan) -> None:
@@ -253,11 +253,11 @@ class WindowedStream(Steps):
         return Stream(self._graph, node)
 
 
-class ConnectedStream(_WithOwnCode):
+class BroadcastConnectedStream(_WithOwnCode):
     """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
 
 
-class BroadcastStream(Steps):
+class BroadcastStream:
     """A small stream of which every subtask sees all rows: what `broadcast` returns, and `connect` takes."""
 
     def __init__(self, graph: Graph, broadcast: Broadcast) -> None:

@@ -20,15 +20,15 @@ from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL
 from penstock.operators.window_kinds import Windows
+from penstock.places import calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from penstock.keyed_streams import (
+        BroadcastConnectedStream,
         BroadcastStream,
-        ConnectedStream,
         ConnectedStreams,
         KeyedStream,
         WindowedStream,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.state.declared import Columns
 
 
-class Stream(Steps):
+class Stream:
     """Rows on their way: what `read`, `transform`, `aggregate` and `process` return."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -51,7 +51,33 @@ class Stream(Steps):
         """
         if not callable(function):
             raise ConfigError(f"transform({function!r}): it takes a function from DataFrame to DataFrame")
-        return Stream(self._graph, Transform(self._node, function))
+        return Stream(self._graph, Transform(self._node, function, calling_place()))
+
+    def where(self, condition: str | Column) -> Stream:
+        """Keep the rows for which a condition holds: `clicks.where("amount > 10")`, as `DataFrame.where` does."""
+
+        def where(rows: DataFrame) -> DataFrame:
+            return rows.where(condition)
+
+        return self.transform(where)
+
+    def select(self, *columns: str | Column) -> Stream:
+        """Keep or compute columns: `clicks.select("app", F.upper("user").alias("user"))`, as `DataFrame.select` does."""
+        if not columns:
+            raise ConfigError("select(): name one or more columns")
+
+        def select(rows: DataFrame) -> DataFrame:
+            return rows.select(*columns)
+
+        return self.transform(select)
+
+    def with_column(self, name: str, column: Column) -> Stream:
+        """Add a column, or replace the one of this name: `clicks.with_column("day", F.to_date("at"))`, as `DataFrame.withColumn` does."""
+
+        def with_column(rows: DataFrame) -> DataFrame:
+            return rows.withColumn(name, column)
+
+        return self.transform(with_column)
 
     def union(self, other: Stream) -> Stream:
         """This stream and another with the same columns, as one."""
@@ -79,7 +105,6 @@ class Stream(Steps):
         keyed = KeyedStream(self._graph, self._node, (EVERYTHING,))
         return keyed.aggregate(*columns, uid=uid, on_bad_record=None, ttl=ttl, **named)
 
-    @checked_arguments
     def window(
         self,
         windows: Windows,
@@ -120,20 +145,20 @@ class Stream(Steps):
         return BroadcastStream(self._graph, Broadcast(self._node, parse_orders(order_by, "order_by")))
 
     @overload
-    def connect(self, other: BroadcastStream) -> ConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     @overload
     def connect(self, other: Stream) -> ConnectedStreams: ...
-    def connect(self, other: BroadcastStream | Stream) -> ConnectedStream | ConnectedStreams:
+    def connect(self, other: BroadcastStream | Stream) -> BroadcastConnectedStream | ConnectedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.connect(rules.broadcast()).process(...)`: all rows of it, in every subtask.
         `orders.connect(payments).key_by("order_id").process(...)`: those of the same key, in a `KeyedCoProcess`.
         """
-        from penstock.keyed_streams import ConnectedStream, ConnectedStreams, connected
+        from penstock.keyed_streams import BroadcastConnectedStream, ConnectedStreams, connected
 
         if isinstance(other, Stream):
             return ConnectedStreams(self, other)
-        return ConnectedStream(self._graph, self._node, (), connected(self._graph, other))
+        return BroadcastConnectedStream(self._graph, self._node, (), connected(self._graph, other))
 
     def bad_records(self) -> Stream:
         """The rows that this operator could not take, which then do not end the job: a stream of `operator, reason, key, row, batch`.
@@ -157,7 +182,6 @@ class Stream(Steps):
             )
         return Stream(self._graph, self._graph.bad_records(self._node))
 
-    @checked_arguments
     def dedupe(
         self,
         *,
@@ -179,7 +203,6 @@ class Stream(Steps):
         node = Dedupe.checked(uid, self._node, on=on, within=within, event_time=event_time)
         return added(self._graph, node, on_bad_record)
 
-    @checked_arguments
     def join(
         self,
         other: Stream,

@@ -48,7 +48,7 @@ def windows(name):
     job = ps.Job(name, storage=root / "store", checkpoint=ps.Checkpointing(interval="1h"))
     rows = job.read(ps.sources.PartitionedLog(root / "timed").read(spark), uid="log", event_time="at", idle_after=None)
     panes = rows.key_by("app").window(ps.windows.tumbling("1h")).aggregate(n=F.count("*"), uid="panes")
-    panes.transform(lambda frame: frame.select("app", "n")).write_to(ps.sinks.SQLite(root / "out.db", table=name, mode="append"), uid="out")
+    panes.select("app", "n").write_to(ps.sinks.SQLite(root / "out.db", table=name, mode="append"), uid="out")
     return job
 
 if hangs:

@@ -80,7 +80,7 @@ def test_only_distinct_counts_and_other_policies(spark, ledger):
     clicks.key_by("app").aggregate(n=F.count_distinct("user"), uid="users").write_to(
         ledger.sqlite(), uid="out"
     )
-    ok = clicks.transform(lambda frame: frame.where("app is not null"))
+    ok = clicks.where("app is not null")
     ok.key_by("b").aggregate(n=F.count_distinct("s"), uid="texts", ttl="1h", on_bad_record="fail").write_to(
         ledger.sqlite("texts", "b"), uid="texts-out"
     )

@@ -91,6 +91,26 @@ def test_an_operator_with_two_consumers_runs_once(spark, ledger):
     assert handle.progress.rows_out == {"left": left.total(), "right": right.total()}
 
 
+def test_short_forms_of_transform(spark, ledger):
+    """`where`, `select` and `with_column` take what Spark's own take; a wrong column is told with the line that names it."""
+    ledger.fill(20)
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark), uid="clicks")
+    some = clicks.where("app = 'app0'").where(F.col("user") >= 0)
+    twice = some.with_column("twice", F.col("user") * 2).select("app", F.col("user").alias("u"), "twice")
+    twice.write_to(ledger.files(), uid="out")
+    job.run(available_now=True)
+    rows = ledger.rows()
+    assert len(rows) == ledger.truth()["app0"]
+    assert all(row == {"app": "app0", "u": row["u"], "twice": 2 * row["u"]} for row in rows)
+    with pytest.raises(ps.ConfigError, match=r"select\(\): name one or more columns"):
+        clicks.select()
+    clicks.where("usr > 1").write_to(ledger.files("never"), uid="never")
+    with pytest.raises(ps.ConfigError, match=r"transform where: .*`usr`") as refused:
+        job.run(available_now=True)
+    assert 'clicks.where("usr > 1")' in refused.value.__notes__[0]
+
+
 def with_an_action(df):
     return df.where(F.lit(df.count() > 0))
 

@@ -296,7 +296,7 @@ def test_each_row_is_judged_by_the_settings_of_its_own_source(readings: Readings
         for uid, one, ahead in (("lax", lax, None), ("bounded", bounded, "1d"))
     ]
     passed = strict.key_by("k").process(Passing(), schema=COLUMNS, uid="passed")
-    mixed = passed.union(others[1].transform(lambda rows: rows.select("k", "at")))
+    mixed = passed.union(others[1].select("k", "at"))
     for uid, rows in (("counts", strict.union(others[0])), ("mixed", mixed)):
         counts = rows.key_by("k").window(ps.windows.tumbling("10s")).aggregate(uid=uid, n=F.count("*"))
         counts.write_to(readings.ledger.files(uid), uid=f"{uid}-out")
@@ -323,7 +323,7 @@ def test_a_moment_is_not_taken_for_the_end_of_a_window(readings: Readings, *, re
         job.read(one.log.read(readings.spark), uid=uid, event_time="at")
         for uid, one in (("mine", readings), ("rows", other))
     )
-    rows = rows.transform(lambda frame: frame.select("k", "at"))
+    rows = rows.select("k", "at")
     counts = mine.key_by("k").window(ps.windows.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
     ends = counts.transform(lambda frame: frame.select("k", F.col("window_end").alias("at")))
     both = ends.union(rows) if results_first else rows.union(ends)

@@ -262,7 +262,7 @@ def test_wrong_use_is_refused_before_anything_runs(spark, tmp_path):
         "Keep the end of the window on the way, under any name",
     )
     refused(
-        lambda o, p: o.lookup(p.transform(lambda f: f.select("id")), on=[("order_id", "id")], uid="l"),
+        lambda o, p: o.lookup(p.select("id"), on=[("order_id", "id")], uid="l"),
         "nothing to look up",
     )
 
@@ -278,7 +278,7 @@ def test_the_time_of_a_result_moves_what_is_behind(spark, tmp_path):
         payments, on=[("order_id", "id")], within=("-5min", "10min"), how="full", uid="full", at="joined_at"
     )
     shop.write(joined, "full")
-    keyed = joined.transform(lambda frame: frame.where("order_id is not null")).key_by("order_id")
+    keyed = joined.where("order_id is not null").key_by("order_id")
     from pyspark.sql import functions as F
 
     counted = keyed.window(ps.windows.tumbling("10min")).aggregate(n=F.count("*"), uid="windows")
@@ -304,7 +304,7 @@ def write_best(shop, payments):
     """The highest payments of each key and window, beside what the window gives; once with the renamed end named as event time."""
     from pyspark.sql import functions as F
 
-    known = payments.transform(lambda frame: frame.where("id is not null"))
+    known = payments.where("id is not null")
     windows = ps.windows.tumbling("20min")
     most = known.key_by("id").window(windows).aggregate(most=F.max("amount"), uid="most")
     renamed = most.transform(

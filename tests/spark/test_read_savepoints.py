@@ -171,9 +171,7 @@ class Shop:
             ),
             "once": read.dedupe(on="amount", within="100h", uid="once"),
             "best": keyed.top(2, by="price desc", uid="best"),
-            "known": read.transform(lambda frame: frame.select("shop", "amount")).lookup(
-                right, on="shop", uid="known", order_by="paid_at"
-            ),
+            "known": read.select("shop", "amount").lookup(right, on="shop", uid="known", order_by="paid_at"),
         }
         for uid, result in results.items():
             result.write_to(self.ledger.files(uid), uid=f"{uid}-out")

@@ -64,9 +64,9 @@ class Sites:
         uids = uids or {}
         job = self.ledger.job(**settings)
         streams = [job.read(self.frame(name), uid=uids.get(name, name)) for name in names]
-        rows = streams[0].transform(lambda frame: frame.select("app", "user"))
+        rows = streams[0].select("app", "user")
         for stream in streams[1:]:
-            rows = rows.union(stream.transform(lambda frame: frame.select("app", "user")))
+            rows = rows.union(stream.select("app", "user"))
         rows.write_to(self.ledger.files(), uid=uids.get("rows-out", "rows-out"))
         operator = views or Count()
         counted = rows.key_by("app").process(

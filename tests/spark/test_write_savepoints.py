@@ -162,7 +162,7 @@ def test_what_a_lookup_knows_is_written(spark: Any, tmp_path: Path) -> None:
         known = made.read(users.read(spark), uid="users").transform(
             lambda frame: frame.select("id", "name", "age")
         )
-        seen = made.read(clicks.read(spark), uid="clicks").transform(lambda frame: frame.select("user"))
+        seen = made.read(clicks.read(spark), uid="clicks").select("user")
         found = seen.lookup(known, on=[("user", "id")], how="inner", uid="who")
         found.write_to(ps.sinks.Files(tmp_path / "out", format="json"), uid="out")
         return made

@@ -29,7 +29,7 @@ USED = [
         ps.Job,
         ps.types.Stream,
         ps.types.KeyedStream,
-        ps.types.ConnectedStream,
+        ps.types.BroadcastConnectedStream,
         ps.types.ConnectedKeyedStreams,
         ps.types.JobHandle,
         ps.types.SavedState,

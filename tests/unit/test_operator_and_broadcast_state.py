@@ -619,7 +619,7 @@ def test_wrong_use_is_refused_before_anything_starts(
     streams: tuple[ps.types.Stream, ps.types.Stream], build: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal says what is wrong, and what to write."""
-    for kind in (ps.types.Stream, ps.types.KeyedStream, ps.types.ConnectedStream):
+    for kind in (ps.types.Stream, ps.types.KeyedStream, ps.types.BroadcastConnectedStream):
         process = kind.process
         monkeypatch.setattr(
             kind,

@@ -101,11 +101,6 @@ class Claimant:
         """Whether this start has had the job."""
         return self.first_run is not None
 
-    def still_to_drop(self, drop_state: tuple[str, ...], completed_by: int) -> tuple[str, ...]:
-        """What a start was allowed to drop is dropped once: a checkpoint of one of its own runs holds nothing that is to go."""
-        spent = self.first_run is not None and completed_by >= self.first_run
-        return () if spent else drop_state
-
 
 @dataclass(frozen=True)
 class Claim:

@@ -1,4 +1,4 @@
-"""Reading a completed checkpoint of a job that may be running, without owning it: with a hold, so that nothing of it goes. Readers."""
+"""Read a completed checkpoint of a job that may be running, without owning it. A hold keeps its files meanwhile. Readers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 LOOKS = 2
-"""One may be deleted, because a newer one is there, between the listing of checkpoints and that of files."""
+"""A checkpoint may be subsumed and deleted between the listing of checkpoints and that of files."""
 MOST_LOOKS = 20
 
 
@@ -34,9 +34,9 @@ def read_held(
     wanted: CheckpointId | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> _T:
-    """Put a hold, then hand the newest checkpoint, or the one that is wanted, to `read`.
+    """Put a hold, then call `read` with the newest checkpoint, or with the one that is `wanted`.
 
-    If that fails and another one is the newest by then, that one is read: the hold was over before it could be renewed, by the job's clock.
+    If that fails and a newer checkpoint exists by then, that one is read: the hold had expired by the job's clock.
     """
     retained_checkpoint(storage, wanted)  # where there is no job, not even a folder is made for the hold
     with holding(storage, why, clock=clock) as held:
@@ -49,7 +49,7 @@ def read_newest(
     only: Callable[[int, int], None],
     wanted: CheckpointId | None = None,
 ) -> _T:
-    """The same with a hold of the caller's, which must be there already; `only` is told which checkpoint is read, as `Holding.only`."""
+    """The same with an existing hold of the caller. `only` is called with the checkpoint that is read, see `Holding.only`."""
     first = retained_checkpoint(storage, wanted)
     only(first.checkpoint, first.run)
     try:
@@ -68,9 +68,9 @@ def read_newest(
 
 
 def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) -> Completed:
-    """The newest checkpoint of the job, or the one that is wanted.
+    """The newest checkpoint of the job, or the one that is `wanted`.
 
-    Where the newest is broken an older one is not taken for it: who went on from that would write again what came after it.
+    If the newest is broken, an older one is not used instead: a job that resumed from it would write again what came after it.
     """
     for _ in range(LOOKS):
         history = steady_history(storage)
@@ -96,10 +96,10 @@ def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) ->
 
 
 def steady_history(storage: Storage) -> History:
-    """The history of a job that may go on meanwhile.
+    """The history of a job that may be running.
 
-    Listings come one after the other: of a checkpoint that is completed in between, one sees the mark or the heartbeat, and takes it for
-    one that is gone. So what is wrong with the newest must be wrong when one looks again.
+    Storage is listed several times. A checkpoint that completes in between shows only its mark or its heartbeat, and looks as if it were
+    gone. So a problem with the newest checkpoint counts only if it is still there at the next look.
     """
     before: list[str] = []
     for _ in range(MOST_LOOKS):
@@ -111,7 +111,7 @@ def steady_history(storage: Storage) -> History:
 
 
 def check_committed(storage: Storage, completed: Completed) -> None:
-    """Refuse a checkpoint of which it is not known that all it promised is visible: who goes on from a copy cannot commit it."""
+    """Refuse a checkpoint with transactions that may not be committed: a job that resumes from a copy cannot commit them."""
     promised = counted(len(completed.transactions), "transaction")
     if completed.transactions and not is_committed(storage, completed):
         raise ConfigError(

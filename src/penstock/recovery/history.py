@@ -1,4 +1,4 @@
-"""Which checkpoints belong to the job's history, and which one a run goes on from. Reads storage only; driver."""
+"""What storage holds of a job: the checkpoints of its history, and what a run resumes from. Only reads; driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class History:
-    """The checkpoints of the job, oldest first, and what is wrong with those that cannot be used."""
+    """The checkpoints of the job, oldest first, and the problems of those that cannot be used."""
 
     whole: list[Completed] = field(default_factory=list)
     broken: dict[CheckpointId, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class History:
 
     @property
     def broken_beyond(self) -> list[str]:
-        """What is wrong with checkpoints that are newer than the newest whole one."""
+        """The problems of checkpoints newer than the newest whole one."""
         return [why for number, why in sorted(self.broken.items()) if number > self.newest]
 
 
@@ -93,7 +93,7 @@ def _started_beyond(
 
 
 def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
-    """What storage holds of the line of descent. Metadata of another format raises `IncompatibleStateError`."""
+    """The checkpoints in the line of descent. Raises `IncompatibleStateError` for metadata of another format."""
     history = History()
     found = _read_all(storage, descents, history)
     files = set(
@@ -103,7 +103,7 @@ def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
     for completed in found:
         missing = sorted(completed.files - files)
         if completed.id < subsumed_before:
-            continue  # whoever subsumed it may be about to delete it
+            continue  # subsumed: its run may be about to delete it
         if missing:
             history.broken[completed.id] = (
                 f"checkpoint {completed.checkpoint} needs {counted(len(missing), 'state file that is', 'state files that are')} gone, "
@@ -136,7 +136,7 @@ def _read_all(storage: Storage, descents: Sequence[Descent], history: History) -
 
 
 def _notice_what_vanished(history: History, descents: Sequence[Descent]) -> None:
-    """The newest run that decided went on from a checkpoint: that one, or one of its own, must be there."""
+    """The checkpoint that the newest run restored, or one that it completed, must be there."""
     last = newest_descent(descents)
     if last is None or last.restored_from == NO_CHECKPOINT or last.completed_by is None:
         return
@@ -149,7 +149,7 @@ def _notice_what_vanished(history: History, descents: Sequence[Descent]) -> None
 
 
 def _notice_what_was_deleted(storage: Storage, history: History, descents: Sequence[Descent]) -> None:
-    """A run writes down with its heartbeat which checkpoint it has: an older one is not silently the newest."""
+    """The heartbeat of a run names its newest checkpoint, so that an older one is never silently taken for the newest."""
     last = newest_descent(descents)
     if last is None:
         return
@@ -161,7 +161,7 @@ def _notice_what_was_deleted(storage: Storage, history: History, descents: Seque
 def _notice_marks_without_metadata(
     storage: Storage, descents: Sequence[Descent], history: History, subsumed_before: int
 ) -> None:
-    """The mark is deleted before the metadata: where it stands alone, somebody else has deleted the metadata."""
+    """The mark is deleted before the metadata: a mark alone means that the metadata was deleted by hand."""
     for name in committed_checkpoints(storage):
         known = name.checkpoint <= max([history.newest, *history.broken], default=NO_CHECKPOINT)
         if known or name.checkpoint < subsumed_before:
@@ -175,9 +175,9 @@ def _notice_marks_without_metadata(
 def choose(
     history: History, *, wanted: CheckpointId | None = None, may_repeat: bool = False
 ) -> list[Completed]:
-    """The whole checkpoints up to the one to go on from, oldest first; empty for a job that never completed one.
+    """The whole checkpoints up to the one to restore, oldest first; empty for a job that never completed one.
 
-    `may_repeat`: whether the job may by itself go back beyond a broken checkpoint. What that one had committed is written again.
+    `may_repeat`: whether the job may go back beyond a broken checkpoint by itself, and write again what that one committed.
     """
     if wanted is not None:
         return _up_to(history.whole, wanted)

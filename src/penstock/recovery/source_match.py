@@ -1,9 +1,9 @@
-"""The positions of a checkpoint for the sources that the job has now: matched by uid, not by order. Pure; driver.
+"""Match the positions of a checkpoint to the sources of the current job, by uid and not by order. Pure; driver.
 
-Spark records positions in the order of the sources, and numbers the folders in which they note things for themselves. A barrier says which
-of them belong to which uid. Here both are put into the order of the job as it is now.
+Spark records positions in the order of the sources, and numbers the folders in which sources keep files of their own. A barrier says which
+of them belong to which uid. Here both are put into the order of the current job.
 
-A source that is new has no position: Spark asks it where to begin, as at the first start of a query.
+A new source has no position: Spark asks it where to start, as at the first start of a query.
 """
 
 from __future__ import annotations

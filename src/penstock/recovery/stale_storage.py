@@ -1,6 +1,6 @@
-"""Whether a job's storage is an old copy: its targets have commits that it does not know of. Driver.
+"""Detect a storage that is an old copy: targets of its sinks have commits that it does not know. Driver.
 
-Going on from such a copy would write rows again that are in the targets. Sinks that keep a record of commits with their target can tell.
+A job that resumes from such a copy would write rows again. Sinks that record commits in their target can tell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 _log = logging.getLogger(__name__)
 
 FormerSinks = Mapping[str, str]
-"""The uid that a sink had before, by the one that it has now."""
+"""Former uids of sinks by current ones."""
 
 
 def refuse_if_targets_know_more(plan: RestorePlan, spec: JobSpec, calls: RecoveryCalls) -> None:
@@ -72,7 +72,7 @@ def newest_run_in_targets(spec: JobSpec, former: FormerSinks, calls: RecoveryCal
 
 
 def uids_of(uid: str, former: FormerSinks) -> list[str]:
-    """The uids under which a target knows a sink."""
+    """The uids under which a target may know a sink."""
     return [former[uid], uid] if uid in former else [uid]
 
 
@@ -88,7 +88,7 @@ def _newest_commit(
 
 @contextmanager
 def named(uid: str) -> Iterator[None]:
-    """Say which sink does not answer."""
+    """Adds the name of the sink to `UnavailableError`."""
     try:
         yield
     except UnavailableError as error:
@@ -98,10 +98,10 @@ def named(uid: str) -> Iterator[None]:
 
 
 def _is_known(claim: Claim, run: RunId, checkpoint: int, mode: Mode) -> bool:
-    """Whether a commit is of the history of this storage.
+    """Whether a commit belongs to the history of this storage.
 
-    A checkpoint is in storage before its commits are in a target. If it is gone, a later run has gone back behind it, and has said so.
-    Other modes commit before their checkpoint: only the number of a run tells there. `mode` is that of now.
+    Exactly once, a checkpoint is in storage before its commits are in a target. If it is gone, a later run went back to an earlier one and
+    recorded that. Other modes commit before their checkpoint: there only the run number tells. `mode`: the current one.
     """
     storage = claim.storage
     if run > claim.run:
@@ -115,7 +115,7 @@ def _is_known(claim: Claim, run: RunId, checkpoint: int, mode: Mode) -> bool:
 
 
 def _mode_of(claim: Claim, run: RunId, mode: Mode) -> str:
-    """The mode of a run, which may have been another."""
+    """The mode of a run, which may differ from the current one."""
     from penstock.status.journal_files import read_plan  # a row above this package
 
     plan = read_plan(claim.storage, run)

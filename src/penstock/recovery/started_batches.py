@@ -1,16 +1,15 @@
-"""Where the job goes on reading when that is not what a checkpoint says: `begun/<run>.json`. Driver.
+"""Where reading resumes if that is not the barrier of a checkpoint: `begun/<run>.json`. Driver.
 
-Three things are decided before a checkpoint knows of them:
-1. At most once, a batch counts as done from the moment it begins: it is recorded first, then performed.
-2. Sources that choose where to begin (the latest messages, say) do so at the job's first start. Until there is a checkpoint, that choice
-   is all there is: without the record the next run would choose again, and miss what came in between. So it is with a source that is
+Three decisions are made before a checkpoint includes them:
+1. At most once, a batch counts as read from the moment it starts: it is recorded first, then performed.
+2. Sources that choose where to start (at the latest messages, say) do so at the job's first start. Until a checkpoint completes, only this
+   record holds the choice: without it the next run would choose again and miss what came in between. The same holds for a source that is
    added to the job later.
-3. Somebody sets the position of a source by choice. That happens once: the next run goes on there, and does not choose again.
+3. The user sets the position of a source. That happens once: the next run resumes there, and does not set it again.
 
-A run takes the record of the run before it over as its own, before it begins anything: so the newest run that has a record knows all.
-It does not matter how the run before it ended, or in which mode it was: what may be visible is not read again.
-The record of a batch is written before the run looks whether it still owns the job and commits. So a run that takes over reads the
-record of every batch of which anything can ever become visible.
+A run takes over the record of the run before it before it starts anything, so the newest record is complete. It does not matter how the
+earlier run ended, or in which mode it was: what may be visible is not read again. The record of a batch is written before the run checks
+its claim and commits, so a run that takes over reads the record of every batch of which anything can ever become visible.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _NAME = re.compile(r"begun/(\d+)\.json")
 
 
 class BarrierOverride(msgspec.Struct, frozen=True):
-    """Where reading goes on for somebody who goes on from this very checkpoint: not at its barrier."""
+    """Where a run that restores this very checkpoint resumes reading, instead of at its barrier."""
 
     checkpoint: int
     completed_by: int
     barrier: Barrier
 
     def is_of(self, completed: Completed) -> bool:
-        """Whether it is about this one."""
+        """Whether it applies to this checkpoint."""
         return (self.checkpoint, self.completed_by) == (completed.checkpoint, completed.run)
 
 
@@ -50,11 +49,11 @@ class StartedBatch(msgspec.Struct, frozen=True):
     run: int
     barrier: Barrier
     batch: int = NO_CHECKPOINT
-    """`NO_CHECKPOINT`: the sources have decided where to begin, and that is all."""
+    """`NO_CHECKPOINT`: only the sources have chosen where to start."""
     instead: BarrierOverride | None = None
-    """What was decided beside the newest checkpoint: where new sources begin, and positions that were set by choice."""
+    """Decisions made after the newest checkpoint: where new sources start, and positions set by choice."""
     positions_set: dict[str, Any] = {}
-    """What was set by choice, as `Completed.positions_set` has it."""
+    """The positions set by choice, as in `Completed.positions_set`."""
 
     @property
     def id(self) -> CheckpointId:
@@ -63,7 +62,7 @@ class StartedBatch(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> frozenset[str]:
-        """The names in storage that must exist to go on there."""
+        """The names in storage that must exist to resume there."""
         return self.barrier.files | (self.instead.barrier.files if self.instead else frozenset())
 
 
@@ -71,12 +70,12 @@ _DECODER = msgspec.json.Decoder(StartedBatch)  # made before there are threads, 
 
 
 def record_started(storage: Storage, begun: StartedBatch) -> None:
-    """When this returns, no later run reads again what lies before the end of the batch."""
+    """Write the record. From then on no later run reads anything before the end of the batch again."""
     storage.put(f"begun/{begun.run}.json", msgspec.json.encode(begun))
 
 
 def last_started(storage: Storage) -> StartedBatch | None:
-    """What the newest run that recorded anything had begun."""
+    """The newest record."""
     while records := _records(storage):
         name = records[max(records)]
         try:
@@ -95,14 +94,14 @@ def last_started(storage: Storage) -> StartedBatch | None:
 
 
 def resume_barrier(storage: Storage, completed: Completed) -> Barrier:
-    """Where a run that goes on from this checkpoint reads on: at its end, or where that was decided otherwise beside it."""
+    """Where a run that restores this checkpoint resumes reading: at its barrier, or where a later decision says."""
     begun = last_started(storage)
     instead = begun.instead if begun else None
     return instead.barrier if instead is not None and instead.is_of(completed) else completed.barrier
 
 
 def refuse_if_started_beyond(storage: Storage, completed: Completed) -> None:
-    """For those who go on elsewhere from a checkpoint of a job that does not run: what it has begun behind it must not be read again."""
+    """Refuse to copy a checkpoint of a stopped job if a later batch was started: it must not be read again elsewhere."""
     begun = last_started(storage)
     if begun is not None and begun.id > completed.id:
         raise ConfigError(
@@ -114,9 +113,9 @@ def refuse_if_started_beyond(storage: Storage, completed: Completed) -> None:
 
 
 def inherit_started(storage: Storage, run: RunId, begun: StartedBatch | None) -> None:
-    """Make what counts of earlier runs this run's own, also if that is nothing, then forget theirs.
+    """Make the record of earlier runs this run's own, even if it is empty, then delete theirs.
 
-    From here on a zombie that adds to its own record changes nothing; what it names may be deleted.
+    From then on a zombie that writes its own record changes nothing; the files that it names may be deleted.
     """
     earlier = [name for number, name in _records(storage).items() if number < run]
     record_started(

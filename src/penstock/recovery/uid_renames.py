@@ -1,6 +1,6 @@
-"""What a checkpoint says, under the uids that the job has now. Pure; driver.
+"""A checkpoint under the uids of the current job, see `rename=` of a start. Pure; driver.
 
-Names of files and of transactions stay what they are: they are found by what the checkpoint says of them, whatever their names.
+Names of files and of transactions stay: the checkpoint refers to them, whatever uid is part of the name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.wording import did_you_mean
 _T = TypeVar("_T")
 
 Rename = Mapping[str, str]
-"""The new uids by the old ones. No uid is on both sides: the same once more changes nothing."""
+"""New uids by old ones. No uid is on both sides, so that applying it twice changes nothing."""
 
 
 def check_renames(completed: Completed | None, barrier: Barrier, now: Uids, rename: Rename) -> None:
-    """Refuse what the checkpoint cannot be renamed by: a uid that it does not have, or two that would become one.
+    """Refuse an old uid that the checkpoint does not have, and two uids that would become one.
 
-    What was renamed by an earlier start is no mistake: a supervisor repeats the command. A sink leaves no trace but its transactions, so
-    that nobody can tell whether there was one.
+    A rename that an earlier start has applied is no error: a supervisor repeats the command. Sinks are not checked: a checkpoint names them
+    only in transactions.
     """
     operators = completed.operators if completed else {}
     for old, new in rename.items():
@@ -56,7 +56,7 @@ def _check(kind: str, old: str, new: str, stored: Collection[str]) -> None:
 
 
 def renamed_checkpoint(completed: Completed, rename: Rename) -> Completed:
-    """The checkpoint as if everything in it had had its new uid all along."""
+    """The checkpoint with new uids everywhere."""
     if not rename:
         return completed
     return msgspec.structs.replace(
@@ -115,7 +115,7 @@ def _known_as(new: str, old: str, state: OperatorState) -> OperatorState:
 
 
 def _renamed(by_uid: Mapping[str, _T], rename: Rename) -> dict[str, _T]:
-    """In the same order. Where both uids are there, the new one's own counts: it was renamed before."""
+    """In the same order. If both uids are there, the entry of the new one counts: it was renamed before."""
     return {
         rename.get(uid, uid): one
         for uid, one in by_uid.items()

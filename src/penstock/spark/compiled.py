@@ -23,7 +23,7 @@ from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Uni
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Node, Operator
 from penstock.operators.window import Window
-from penstock.places import AT, place_in_user_code
+from penstock.places import AT, Place, place_in_user_code
 from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
@@ -104,11 +104,11 @@ def compile_job(graph: Graph) -> Compiled:
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager, own_shuffles)
 
 
-def _refused(name: str, error: Exception) -> PenstockError:
+def _refused(name: str, error: Exception, declared: Place | None) -> PenstockError:
     """A transform that cannot be: Spark says that the query is wrong, or the function itself raised."""
     kind = ConfigError if isinstance(error, AnalysisException) else UserCodeError
     refused = kind(f"transform {name}: {brief_text(error)}")
-    place = place_in_user_code(error.__traceback__)
+    place = place_in_user_code(error.__traceback__) or declared
     if place is not None:
         refused.add_note(f"{AT}{place}")
     return refused
@@ -206,7 +206,7 @@ class _Compiler:
         except PenstockError:
             raise
         except Exception as error:
-            raise _refused(name, error) from error
+            raise _refused(name, error, node.place) from error
         if not isinstance(result, DataFrame):
             raise ConfigError(f"transform {name} returned {result!r}; it must return a DataFrame")
         if self._jobs_so_far() > jobs:
