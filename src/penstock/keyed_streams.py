@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
@@ -11,6 +11,8 @@ from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.everything import shown_keys
 from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
 
     from penstock.state.declared import Columns
 
+_Code = TypeVar("_Code", bound=OwnCode)
+"""The kind of own code that a stream takes."""
 
-class _WithOwnCode:
+
+class _WithOwnCode(Generic[_Code]):
     """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
     def __init__(
@@ -44,7 +49,7 @@ class _WithOwnCode:
 
     def process(
         self,
-        operator: OwnCode,
+        operator: _Code,
         *,
         schema: Columns,
         uid: str,
@@ -71,7 +76,7 @@ class _WithOwnCode:
         return added(self._graph, node, on_bad_record)
 
 
-class KeyedStream(_WithOwnCode):
+class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
     """A stream whose rows are grouped by key."""
 
     def aggregate(
@@ -141,12 +146,12 @@ class KeyedStream(_WithOwnCode):
         return WindowedStream(self._graph, WindowPlan(self._node, self._keys, told))
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[KeyedProcess | BatchProcess]: ...
     @overload
     def connect(self, other: KeyedStream) -> ConnectedKeyedStreams: ...
     def connect(
         self, other: BroadcastStream | KeyedStream
-    ) -> BroadcastConnectedStream | ConnectedKeyedStreams:
+    ) -> BroadcastConnectedStream[KeyedProcess | BatchProcess] | ConnectedKeyedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
@@ -253,8 +258,11 @@ class WindowedStream:
         return Stream(self._graph, node)
 
 
-class BroadcastConnectedStream(_WithOwnCode):
-    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
+class BroadcastConnectedStream(_WithOwnCode[_Code]):
+    """A stream whose operator sees a broadcast stream beside it: what `connect` returns.
+
+    With a key it takes a `KeyedProcess` or `BatchProcess`, without one a `Process`.
+    """
 
 
 class BroadcastStream:
