@@ -15,7 +15,7 @@ from penstock.lazy_imports import LateNames
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock import errors, sinks, sources, types, windows
+    from penstock import errors, sinks, sources, testing, types, windows
     from penstock.dashboard.ui_options import Ui
     from penstock.job import Job
     from penstock.log_fields import log_as_json
@@ -107,6 +107,7 @@ __all__ = [
     "show_progress",
     "sinks",
     "sources",
+    "testing",
     "types",
     "windows",
     "write_savepoint",
@@ -154,6 +155,7 @@ _LATE_NAMES = LateNames(
         "rewrite_savepoint": "spark.savepoint_rewriting",
         "sinks": "sinks",
         "sources": "sources",
+        "testing": "testing",
         "types": "types",
         "windows": "windows",
         "errors": "errors",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.config import OnBadRecord
+from penstock.config import FAIL, FOLLOW_CLOCK, LATE, WAIT, Duration, EventTime, OnBadRecord, seconds
 from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.base import (
@@ -21,6 +21,7 @@ from penstock.operators.base import (
 from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.state.lifetimes import in_microseconds
 from penstock.wording import with_article
 
 if TYPE_CHECKING:
@@ -45,6 +46,42 @@ class TimeSettings:
     """Whether the positions of the source name its partitions, so that one is known before it has rows."""
     follows_clock: bool = False
     """Whether event time goes on with the clock while all partitions are idle; otherwise it stays."""
+
+    @classmethod
+    def of(
+        cls, uid: str, options: EventTime, partition: tuple[str, ...], *, in_positions: bool
+    ) -> TimeSettings:
+        """What the user wrote, for a source whose partitions these columns tell apart; raises `ConfigError`."""
+        _check_choice(uid, "bad_event_time", options.bad_event_time, (LATE, FAIL))
+        _check_choice(uid, "when_all_idle", options.when_all_idle, (WAIT, FOLLOW_CLOCK))
+        if options.when_all_idle == FOLLOW_CLOCK and options.idle_after is None:
+            raise ConfigError(
+                f"source {uid!r}: when_all_idle={FOLLOW_CLOCK!r} has no effect with idle_after=None, because no partition is ever idle; "
+                "give idle_after a duration, or leave out when_all_idle",
+                uid=uid,
+            )
+        return cls(
+            options.column,
+            in_microseconds(seconds("out_of_order", options.out_of_order)),
+            _or_none("idle_after", options.idle_after),
+            _or_none("max_ahead", options.max_ahead),
+            partition,
+            options.bad_event_time == FAIL,
+            in_positions,
+            options.when_all_idle == FOLLOW_CLOCK,
+        )
+
+
+def _check_choice(uid: str, setting: str, value: object, choices: tuple[str, str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"source {uid!r}: {setting}={value!r} is unknown: choose {choices[0]!r} or {choices[1]!r}",
+            uid=uid,
+        )
+
+
+def _or_none(setting: str, value: Duration | None) -> int | None:
+    return None if value is None else in_microseconds(seconds(setting, value, exclusive=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -266,7 +266,7 @@ def _ui_options(ui: str | int | bool | Ui | None, token: str | None, *, read_onl
         ui = Ui(ui, token=token, read_only=read_only)
     token = ui.token or os.environ.get(TOKEN_VARIABLE)
     return UiOptions.checked(
-        ui.address, token, read_only=ui.read_only, names=tuple(ui.names), savepoints=tuple(ui.savepoints)
+        ui.address, token, read_only=ui.read_only, names=ui.names, savepoints=ui.savepoints
     )
 
 

@@ -27,7 +27,7 @@ BOUNDS = {
     "modules that know lookup": 4,
     "modules that know window": 42,
     "modules": 585,
-    "lines of code": 58_500,
+    "lines of code": 58_900,
     "modules under 40 lines of code": 126,
     "modules imported by one module only": 126,
     "public class names with two meanings": 35,

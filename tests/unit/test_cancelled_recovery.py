@@ -113,6 +113,33 @@ def test_a_cancel_leaves_a_call_behind_that_never_returns(
     assert staged(hanging._external) == []
 
 
+def test_an_interrupted_recovery_leaves_a_call_behind_that_begins_nothing_more() -> None:
+    """Ctrl-C ends the wait: when the call returns, its thread takes no further transaction, which may be another run's now."""
+    called, let_go, taken = threading.Event(), threading.Event(), []
+
+    def interrupted() -> bool:
+        if called.is_set():
+            raise KeyboardInterrupt
+        return False
+
+    with RecoveryCalls(interrupted) as calls:
+
+        def commit() -> None:
+            for number in range(3):
+                if number:
+                    calls.check()
+                taken.append((number, threading.current_thread()))
+                called.set()
+                let_go.wait()
+
+        with pytest.raises(KeyboardInterrupt):
+            calls(UID, commit)
+    called.clear()
+    let_go.set()
+    taken[0][1].join()
+    assert [number for number, _ in taken] == [0]
+
+
 def test_a_cancelled_recovery_begins_no_further_call(tmp_path: Path) -> None:
     """A sink that answers is not asked for the next thing once the job is cancelled."""
     sink = Hanging("")

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from builders.task_cluster import AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine import subtask as engine
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
@@ -54,6 +53,7 @@ from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+from penstock.testing.subtasks import LocalExecutor, with_wake_row
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 HOSTILE = (
@@ -401,7 +401,7 @@ class Subtask:
             *(False, none, False),
             clocks={"op": OperatorClock(-FAR_AWAY_US, watermark_us)},
         )
-        executor, spec = AtOnce(self._batch), self._hostile.spec
+        executor, spec = LocalExecutor(self._batch), self._hostile.spec
         task: Any = (
             engine.Subtask("op", spec, plan, executor, self._policy)
             if self._kind == "dedupe"

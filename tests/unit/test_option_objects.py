@@ -51,6 +51,14 @@ def test_the_pages_of_a_job_in_one_object() -> None:
     assert token not in repr(ps.Ui(8123, token=token))
 
 
+@pytest.mark.parametrize("given", ["/gate", [""], [7]])
+@pytest.mark.parametrize("option", ["names", "savepoints"])
+def test_a_text_in_place_of_several_is_refused(option: str, given: Any) -> None:
+    """A name alone would be its letters, by none of which a reader comes."""
+    with pytest.raises(ps.ConfigError, match=f"{option}="):
+        jobs._ui_options(ps.Ui(8123, **{option: given}), None, read_only=False)
+
+
 def test_a_ui_beside_its_own_options_is_refused() -> None:
     """Two tokens for one page would be one too many."""
     with pytest.raises(ps.ConfigError, match="give them to Ui"):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -707,6 +708,37 @@ def test_a_request_that_may_not_be_written_is_taken_back() -> None:
     storage = AnswerLost(asked.job.storage, ".json")
     with pytest.raises(UnavailableError, match="away for a moment"):
         RequestClient(storage, clock=asked.clock).ask(Kind.STOP, timeout_s=30.0)
+    asked.live()
+    asked.clock.advance(FORGET_AFTER_S + 1)
+    asked.live()
+    assert asked.job.performed == []
+    assert asked.left == []
+
+
+class Late(ForwardingStorage):
+    """A request is on its way when its asker waits no more, and comes later."""
+
+    def __init__(self, inner: Storage, ends: BaseException) -> None:
+        super().__init__(inner)
+        self._ends = ends
+        self.arrives: Callable[[], None] = lambda: None
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Storage.put`."""
+        self.arrives = partial(super().put, name, data)
+        raise self._ends
+
+
+@pytest.mark.parametrize("ends", [UnavailableError("timed out"), KeyboardInterrupt(), SystemExit()])
+def test_a_request_that_arrives_after_it_was_taken_back_is_not_performed(ends: BaseException) -> None:
+    """A server may finish a write after its client has gone: what was taken back stays so, and is forgotten later."""
+    asked = Asked()
+    storage = Late(asked.job.storage, ends)
+    with pytest.raises(type(ends)):
+        RequestClient(storage, clock=asked.clock, tell=asked.told.append).ask(Kind.STOP, timeout_s=30.0)
+    storage.arrives()
+    asked.live()
+    asked.clock.advance(FORGET_AFTER_S + 1)
     asked.live()
     assert asked.job.performed == []
     assert asked.left == []

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from builders.task_cluster import AtOnce
 from builders.window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
@@ -31,6 +30,7 @@ from penstock.state.handle import StateHandle, over_in_all
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.storage import LocalStorage
+from penstock.testing.subtasks import LocalExecutor
 
 TIME = pa.timestamp("us")
 TEN = ps.windows.tumbling("10ms")
@@ -84,7 +84,7 @@ class Subtask:
             ),
             clocks={UID: OperatorClock(before_us, watermark_us)},
         )
-        executor = AtOnce(self._batch)
+        executor = LocalExecutor(self._batch)
         task = self._task(
             *(UID, ("k",), self._spec.layout(), plan, executor, OnBadRecord.FAIL, self._spec),
             time=TimeColumn("t"),

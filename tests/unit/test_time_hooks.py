@@ -8,7 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from builders.operator_cluster import MAX_PARALLELISM, sort_key
-from builders.task_cluster import UID, AtOnce, with_wake_row
+from builders.task_cluster import UID
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
@@ -26,6 +26,7 @@ from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import SORT_KEY
 from penstock.storage import LocalStorage
+from penstock.testing.subtasks import LocalExecutor, with_wake_row
 
 LAYOUT = StateLayout(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]))
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -67,7 +68,7 @@ def plan_of(root: Path, handles: dict[SubtaskId, StateHandle], parallelism: int 
 def run(
     root: Path, rows: list[tuple[str, int]], late: pa.Schema | None = None
 ) -> tuple[OperatorAnswer, list[pa.RecordBatch]]:
-    executor = AtOnce(1)
+    executor = LocalExecutor(1)
     plan = plan_of(root, {})
     task = Waiting(UID, ("k",), LAYOUT, plan, executor, OnBadRecord.FAIL, late=late)
     columns = [pa.array([key for key, _ in rows], pa.string()), pa.array([n for _, n in rows], pa.int64())]

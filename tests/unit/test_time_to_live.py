@@ -517,6 +517,23 @@ def test_since_is_write_or_read() -> None:
 
 # ── one thing at a time ────────────────────────────────────────────────────────────────────────
 
+
+@pytest.mark.parametrize("ttl", [None, "1h", ps.TimeToLive("1h", since="read")])
+def test_what_is_set_looks_at_once_as_it_comes_back(tmp_path: Path, ttl: Any) -> None:
+    """A tuple for a struct is a dictionary in the batch that sets it, as in the next one, with a time to live and without."""
+
+    class Sets(ps.KeyedProcess):
+        box = ps.ValueState("struct<a:long,b:string>", ttl=ttl)
+
+        def process(self, key: str, rows: Any, ctx: Any) -> Iterator[tuple[str, str]]:
+            self.box.value = self.box.value or (1, "x")
+            yield key, str(self.box.value)
+
+    cluster = OperatorCluster(tmp_path, OUTPUT)
+    seen = [cluster.batch(Sets(), pa.table({"k": ["p"]}))[0]["seen"] for _ in range(2)]
+    assert seen == ["{'a': 1, 'b': 'x'}"] * 2
+
+
 LOOKS = {
     "value": lambda op: op.value.value,
     "box": lambda op: op.box.value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from builders.protocol_story import JOB
 from penstock.checkpoint.commits import Committer
 from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.events import CheckpointListener, Commit
+from penstock.checkpoint.events import CheckpointListener, Commit, SweepTransactions
 from penstock.checkpoint.sink_lanes import RecoveryCalls
-from penstock.errors import BadRecordError, CommitLostError, PenstockError, UnavailableError
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
+from penstock.ids import CheckpointId
+from penstock.logins import refuses_login
 from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage
@@ -69,7 +72,39 @@ def test_errors_of_a_sink_show_no_rows_where_none_may_be_shown(
     assert ("ann@example.org" in caplog.text) is shows_rows
 
 
-@pytest.mark.parametrize("kind", [BadRecordError, CommitLostError, ValueError])
+def test_a_sweep_shows_no_rows_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a sink says about transactions that nobody commits is told by its class alone."""
+
+    class Away(WriteAheadLog):
+        def find_transactions(self, job: str, sink: str) -> list[Any]:
+            raise UnavailableError("cannot list /out/email=ann@example.org")
+
+    sink = Away(lambda *_: None, staging=tmp_path / "staging")
+    mine = claim(LocalStorage(tmp_path / "storage"), 0.0)
+    committer = Committer(
+        {"out": sink}, claim=mine, owner=JOB, clock=VirtualClock(), post=lambda event: None, shows_rows=False
+    )
+    committer.sweep(SweepTransactions(CheckpointId(1), frozenset()))
+    assert "UnavailableError" in caplog.text
+    assert "ann@example.org" not in caplog.text
+
+
+class OwnError(BadRecordError):
+    """One that cannot be made of a text alone."""
+
+    def __init__(self, row: int, text: str) -> None:
+        super().__init__(f"{row}: {text}", denied=True)
+
+
+def test_what_is_hidden_keeps_what_decides() -> None:
+    """An error that ends the job ends it also without its text, and a refused login stays one."""
+    with RecoveryCalls(shows_rows=False) as calls, pytest.raises(BadRecordError) as raised:
+        calls("out", lambda: (_ for _ in ()).throw(OwnError(7, "ann@example.org")))
+    assert "ann@example.org" not in str(raised.value)
+    assert refuses_login(raised.value)
+
+
+@pytest.mark.parametrize("kind", [BadRecordError, CommitLostError, ConfigError, UnavailableError, ValueError])
 def test_a_restore_shows_no_rows_either(kind: type[Exception]) -> None:
     """What a sink raises while a run is restored is told by its class alone; what ends the job keeps its class."""
 

@@ -16,9 +16,10 @@ from itertools import groupby
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import CheckpointListener, Commit, Committed, Event, SweepTransactions
 from penstock.clock import Clock
-from penstock.errors import BadRecordError, CommitLostError, FencedError, UnavailableError
+from penstock.errors import BadRecordError, CommitLostError, FencedError, PenstockError, UnavailableError
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
+from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim
 from penstock.places import place_in_user_code
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
@@ -137,20 +138,27 @@ Post = Callable[[Event], None]
 
 @contextmanager
 def sink_errors(sink: str, *, shows_rows: bool) -> Iterator[None]:
-    """Errors of the sink as the job may tell them: without `shows_rows` only their class, since servers quote values of rows.
+    """Errors of the sink as the job may tell them: without `shows_rows` only their classes.
 
-    That a server does not answer is told in full: nothing of a row is in it.
+    Servers, clients and paths of partitions quote values of rows, also where a server refuses what may pass.
     """
     try:
         yield
-    except (UnavailableError, FencedError):
+    except FencedError:
         raise
     except Exception as error:
         if shows_rows:
             raise
-        text = f"sink {sink}: {type(error).__name__} {NOT_SHOWN}"
-        kind = type(error) if isinstance(error, BadRecordError | CommitLostError) else UnavailableError
-        raise kind(text, sink=sink) from None
+        raise _without_text(sink, error) from None
+
+
+def _without_text(sink: str, error: Exception) -> PenstockError:
+    """An error of Penstock's keeps its class, which decides whether there is another try; any other may pass."""
+    kinds = [one for one in type(error).__mro__ if issubclass(one, PenstockError)]
+    kind = next((one for one in kinds if one.__module__ == PenstockError.__module__), UnavailableError)
+    cause = "" if error.__cause__ is None else f" after {type(error.__cause__).__name__}"
+    text = f"sink {sink}: {type(error).__name__}{cause} {NOT_SHOWN}"
+    return kind(text, sink=sink, denied=refuses_login(error))
 
 
 def run_now(call: SinkCall) -> None:
@@ -269,10 +277,11 @@ class Committer:
             return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
         sink = self._sinks[uid]
         try:
-            for transaction in list(sink.find_transactions(self._owner, uid)):
-                name = TransactionName.of(uid, transaction)
-                if self._is_stray(name, action.up_to) and name not in action.keep:
-                    sink.abort(transaction)
+            with sink_errors(uid, shows_rows=self._shows_rows):
+                for transaction in list(sink.find_transactions(self._owner, uid)):
+                    name = TransactionName.of(uid, transaction)
+                    if self._is_stray(name, action.up_to) and name not in action.keep:
+                        sink.abort(transaction)
         except UnavailableError as error:
             _log.warning(
                 "sink %s does not answer, so transactions that nobody commits are aborted after the next checkpoint: %s",

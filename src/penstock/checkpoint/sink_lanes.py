@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -65,6 +66,11 @@ class SinkLanes:
                     return busy
         return []
 
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody waits for a call that is still under way."""
+        return self._left
+
     def leave(self) -> None:
         """Begin no further task, also when a call that is under way returns some day."""
         self._left = True
@@ -104,14 +110,17 @@ class RecoveryCalls:
         self._lanes.leave()
 
     def check(self) -> None:
-        """Raise if the job ends now, so that no further call is to begin."""
-        if self._given_up is not None and self._given_up():
+        """Raise if the job ends now, or the recovery has ended without this call, so that nothing further is to begin."""
+        if self._lanes.is_left or (self._given_up is not None and self._given_up()):
             raise UnavailableError("the job ends now, and no further call was made; the next run makes it")
 
     def __call__(self, sink: str, call: Callable[[], T]) -> T:
         """What the call returns, or raises, as the job may tell it."""
+        return self._made(sink, partial(self._told, sink, call))
+
+    def _told(self, sink: str, call: Callable[[], T]) -> T:
         with sink_errors(sink, shows_rows=self._shows_rows):
-            return self._made(sink, call)
+            return call()
 
     def _made(self, sink: str, call: Callable[[], T]) -> T:
         if self._given_up is None:

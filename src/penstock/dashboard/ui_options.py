@@ -66,8 +66,8 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
         token: str | None = None,
         *,
         read_only: bool = False,
-        names: tuple[str, ...] = (),
-        savepoints: tuple[str, ...] = (),
+        names: Sequence[str] = (),
+        savepoints: Sequence[str] = (),
     ) -> UiOptions:
         """What somebody has given; raises `ConfigError` that says what can be given. `ui` is a text, a port, or `True`.
 
@@ -88,8 +88,8 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
             token=token or SYSTEM_RANDOMNESS.token(MADE_TOKEN_DIGITS),
             token_is_made=token is None,
             read_only=read_only,
-            names=names,
-            savepoints=tuple(map(_whole_path, savepoints)),
+            names=_several("names", names),
+            savepoints=tuple(map(_whole_path, _several("savepoints", savepoints))),
         )
 
     def opening_address(self, port: int) -> str:
@@ -134,6 +134,13 @@ def _host(text: str, ui: str) -> str:
     if any(character.isspace() or character in "/@?#" for character in bare):
         raise ConfigError(f"ui={ui!r} is no address of this machine: {_FORMS}", ui=ui)
     return bare or USUAL_HOST
+
+
+def _several(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """A text alone would be taken for its letters."""
+    if isinstance(given, str) or not all(isinstance(one, str) and one.strip() for one in given):
+        raise ConfigError(f"{option}={given!r} is not allowed: give a list of texts, such as {option}=[...]")
+    return tuple(given)
 
 
 def _whole_path(folder: str) -> str:

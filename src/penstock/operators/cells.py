@@ -286,7 +286,7 @@ class ComparedContainerCell(ContainerCell):
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.values[self.at] = value
+        self.values[self.at] = value if type(value) in self._usual else self._form.of(value)
         self.dirty[self.at] = 1
         self._held, self._assigned = False, True
 

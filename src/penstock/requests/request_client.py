@@ -88,6 +88,8 @@ class RequestClient:
         """Called while it waits, with the run that was asked: whoever waits may want to see something."""
         self._pulse = Pulse()
         self.id = randomness.token(ID_DIGITS)
+        self._is_written = False
+        """Whether storage has said so. Until then the request may come there at any time."""
 
     def ask(self, kind: Kind, *, timeout_s: float, **options: object) -> Facts:
         """Ask the run that owns the job, and return what it says; raises what went wrong there, or that nobody has answered in time."""
@@ -109,7 +111,8 @@ class RequestClient:
         """The asker waits no more: nobody begins with it later. A run that is at it goes on, but no other performs it again."""
         if self._withdraw("the asker was interrupted"):
             self._tell("the request is taken back: nothing was done")
-            forget_requests(self._storage, [self.id])
+            if self._is_written:
+                forget_requests(self._storage, [self.id])
             return
         taken_by = taken_on_by(self._storage, self.id)
         self._storage.delete(files_of(self.id)[:1])
@@ -118,14 +121,17 @@ class RequestClient:
         )
 
     def _put(self, wish: Request) -> None:
-        """Ask. Where nobody knows whether the request was written it is taken back: who is told that it failed expects nothing."""
+        """Ask. Where nobody knows whether the request was written it is taken back: who is told that it failed expects nothing.
+
+        That stays in storage, because the request may come there later; a run deletes both when they are old.
+        """
         try:
             put_request(self._storage, self.id, wish)
         except UnavailableError:
             with contextlib.suppress(UnavailableError):
-                if self._withdraw("it may not have been written"):
-                    forget_requests(self._storage, [self.id])
+                self._withdraw("it may not have been written")
             raise
+        self._is_written = True
 
     def _answer(self, asked: RunId, timeout_s: float) -> Done:
         deadline_s = self._clock.monotonic() + timeout_s

@@ -13,6 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, String
 
 from penstock.errors import ConfigError
 from penstock.operators.everything import EVERYTHING
+from penstock.operators.input_checks import check_key_columns
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 
 _HASH_BITS = (1 << GROUP_SHIFT) - 1
@@ -20,13 +21,8 @@ _HASH_BITS = (1 << GROUP_SHIFT) - 1
 
 def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
     """Refuse key columns that do not exist or cannot be hashed and compared exactly."""
+    check_key_columns(uid, keys, frame.columns)
     for key in keys:
-        if key not in frame.columns:
-            raise ConfigError(
-                f"operator {uid!r}: key column {key!r} does not exist; there are {', '.join(frame.columns)}",
-                operator=uid,
-                column=key,
-            )
         kind = frame.schema[key].dataType
         if isinstance(kind, StringType) and kind.collation != "UTF8_BINARY":
             raise ConfigError(

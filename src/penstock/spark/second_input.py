@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Operator, SecondInput
+from penstock.operators.input_checks import KeyColumn, check_same_keys
 from penstock.operators.inputs import RIGHT, RightInput, travelling_names
 from penstock.operators.row_order import Order
 from penstock.operators.time_column import TimeColumn
@@ -42,7 +43,7 @@ class SecondColumns:
         check_names(node.uid, "left", left)
         check_names(node.uid, "right", right)
         check_keys(right, second.keys, node.uid)
-        _check_types(node, second, left, right)
+        check_same_keys(node.uid, _key_columns(left, node.keys), _key_columns(right, second.keys))
         names = travelling_names(RIGHT, right.columns)
         orders = [Order(names[right.columns.index(one.column)], one.descending) for one in second.order_by]
         return cls(
@@ -70,23 +71,9 @@ class SecondColumns:
         return left.select("*", *self.without_right).union(marked)
 
 
-def _check_types(node: Operator, second: SecondInput, left: DataFrame, right: DataFrame) -> None:
-    if len(node.keys) != len(second.keys):
-        raise ConfigError(
-            f"operator {node.uid!r}: the key of the left stream has {len(node.keys)} columns ({', '.join(node.keys)}), that of the right "
-            f"one {len(second.keys)} ({', '.join(second.keys)}); equal keys have equally many",
-            operator=node.uid,
-        )
-    for one, other in zip(node.keys, second.keys, strict=True):
-        kinds = left.schema[one].dataType, right.schema[other].dataType
-        if kinds[0] != kinds[1]:
-            raise ConfigError(
-                f"operator {node.uid!r}: the key column {one!r} of the left stream is {kinds[0].simpleString()}, {other!r} of the right "
-                f"one {kinds[1].simpleString()}, so that no two would be the same key; cast one of them before",
-                operator=node.uid,
-                left=kinds[0].simpleString(),
-                right=kinds[1].simpleString(),
-            )
+def _key_columns(frame: DataFrame, keys: tuple[str, ...]) -> list[KeyColumn]:
+    kinds = [(key, frame.schema[key].dataType) for key in keys]
+    return [(key, kind, kind.simpleString()) for key, kind in kinds]
 
 
 def check_names(uid: str, which: str, frame: DataFrame) -> None:

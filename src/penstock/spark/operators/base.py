@@ -12,11 +12,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
-from penstock.errors import ConfigError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import EVERYTHING
+from penstock.operators.input_checks import check_order_columns
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable
@@ -207,8 +207,4 @@ def compiled(
 
 def check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
     """Refuse an order by columns that are not there."""
-    missing = [order.column for order in order_by if order.column not in frame.columns]
-    if missing:
-        raise ConfigError(
-            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
-        )
+    check_order_columns(of, order_by, frame.columns)

@@ -1,0 +1,281 @@
+"""Own code as a job declares it, with its inputs: the same checks, the same specs, the same tasks. No Spark.
+
+The streams of `penstock.streams` only draw the graph, so they are used here as they are: what a job refuses is refused here in the same
+words. What Spark does to rows on the way to a task (sort keys, order, two inputs in one table) is done in Arrow.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from penstock.config import OnBadRecord
+from penstock.engine.assignment import Assignment
+from penstock.engine.executor import Executor
+from penstock.engine.subtask import Subtask
+from penstock.engine.window_task import WindowProcessTask
+from penstock.errors import ConfigError
+from penstock.graph import Graph, Source, TimeSettings
+from penstock.operators.base import Operator
+from penstock.operators.count_rows import CountRowsSpec
+from penstock.operators.input_checks import (
+    KeyColumn,
+    check_key_columns,
+    check_order_columns,
+    check_same_keys,
+)
+from penstock.operators.inputs import BROADCAST, RIGHT, RightInput, travelling_names
+from penstock.operators.process.operator import OwnCode, ProcessOperator
+from penstock.operators.process.task import ProcessSpec
+from penstock.operators.python_values import python_values
+from penstock.operators.row_order import Order, order_keys, sorted_by
+from penstock.operators.session_rows import SessionRowsSpec
+from penstock.operators.window import Window
+from penstock.operators.window_calls import WindowCode
+from penstock.operators.window_kinds import CountWindows, SessionWindows
+from penstock.operators.window_process import WindowProcess
+from penstock.operators.window_rows import WindowRowsSpec
+from penstock.state.backends.base import StateLayout
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
+from penstock.state.subtask_rows import subtask_sort_key
+from penstock.state.types import spark_type
+from penstock.streams import Stream
+from penstock.testing.subtasks import RunningTask
+
+if TYPE_CHECKING:
+    from penstock.keyed_streams import KeyedStream
+
+AnyOwnCode = OwnCode | WindowProcess
+_HASH_BITS = (1 << GROUP_SHIFT) - 1
+
+
+@dataclass(frozen=True)
+class Input:
+    """A stream of rows into the operator."""
+
+    uid: str
+    columns: pa.Schema
+    keys: tuple[str, ...] = ()
+    time: TimeSettings | None = None
+
+    @property
+    def key(self) -> pa.Schema:
+        """The key columns, with their types."""
+        return pa.schema([self.columns.field(name) for name in self.keys])
+
+    def stream(self, graph: Graph) -> Stream:
+        """The stream in a graph. It has no DataFrame: none is asked for before a job starts."""
+        source = Source(self.uid, cast("Any", None), replayable=True, event_time=self.time)
+        graph.sources.append(source)
+        return Stream(graph, source)
+
+    def keyed(self, graph: Graph) -> KeyedStream:
+        """The same by its key."""
+        return self.stream(graph).key_by(*self.keys)
+
+    def sort_keys(self, rows: pa.Table, max_parallelism: int) -> npt.NDArray[np.int64]:
+        """Where each row belongs: a pure function of its key. Not the numbers that Spark would compute."""
+        columns = [python_values(_normal(rows.column(name))) for name in self.keys]
+        hashes = [xxhash.xxh3_64_intdigest(repr(key).encode()) for key in zip(*columns, strict=True)]
+        numbers = [(one % max_parallelism) << GROUP_SHIFT | (one >> 32) & _HASH_BITS for one in hashes]
+        return np.array(numbers, dtype=np.int64)
+
+
+def _normal(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """With one zero, as Spark normalises keys; all NaNs are one already."""
+    return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column
+
+
+@dataclass(frozen=True)
+class DeclaredOperator:
+    """Own code with its inputs."""
+
+    node: Operator
+    left: Input
+    right: Input | None
+    broadcast: Input | None
+    spec: ProcessSpec | WindowRowsSpec | SessionRowsSpec | CountRowsSpec
+    on_bad_record: OnBadRecord
+    max_parallelism: int
+
+    @property
+    def uid(self) -> str:
+        """The uid of the operator."""
+        return self.node.uid
+
+    def layout(self) -> StateLayout:
+        """The layout of its state."""
+        return self.spec.layout()
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of its results."""
+        return self.spec.results if isinstance(self.spec, ProcessSpec) else self.spec.code.output
+
+    def task(self, plan: Assignment, executor: Executor) -> RunningTask:
+        """A task with a copy of the user's object: what one remembers besides its state is gone after the batch, as on an executor."""
+        if isinstance(self.spec, ProcessSpec):
+            spec = replace(self.spec, code=_copied(self.spec.code, self.uid))
+            return cast("RunningTask", Subtask(self.uid, spec, plan, executor, self.on_bad_record))
+        code = replace(self.spec.code, operator=_copied(self.spec.code.operator, self.uid))
+        return cast(
+            "RunningTask",
+            WindowProcessTask(
+                self.uid,
+                self.left.keys,
+                self.layout(),
+                plan,
+                executor,
+                self.on_bad_record,
+                replace(self.spec, code=code),
+                late=self.left.columns,
+            ),
+        )
+
+    # ── rows for tasks ─────────────────────────────────────────────────────────────────────────
+
+    def tables(self, rows: Sequence[pa.Table | None], parallelism: int) -> list[pa.Table]:
+        """The rows of a batch for each subtask, as Spark hands them over. `rows`: of the left, right and broadcast input, if any."""
+        left, right, broadcast = rows
+        second = self.node.second_input
+        parts = self._divided(self.left, _in_order(left, _orders(self.node)), parallelism)
+        if self.right is not None and right is not None:
+            others = self._divided(
+                self.right, _in_order(right, second.order_by if second else ()), parallelism
+            )
+            return [_beside(*both) for both in zip(parts, others, strict=True)]
+        if self.broadcast is not None and broadcast is not None:
+            side = self.node.broadcast if isinstance(self.node, ProcessOperator) else None
+            told = _in_order(broadcast, side.order_by if side else ())
+            return [_with_broadcast(part, told, index) for index, part in enumerate(parts)]
+        return parts
+
+    def _divided(self, of: Input, rows: pa.Table, parallelism: int) -> list[pa.Table]:
+        if of.keys:
+            numbers = of.sort_keys(rows, self.max_parallelism)
+            owner = owners(key_groups(numbers), parallelism)
+        else:
+            owner = np.arange(rows.num_rows) % parallelism
+            numbers = np.array([subtask_sort_key(int(one)) for one in owner], dtype=np.int64)
+        rows = rows.append_column(SORT_KEY, pa.array(numbers, pa.int64()))
+        return [rows.filter(pa.array(owner == index)) for index in range(parallelism)]
+
+
+def _orders(node: Operator) -> tuple[Order, ...]:
+    """Windows put their own rows in order, when they close."""
+    return node.order_by if isinstance(node, ProcessOperator) else ()
+
+
+def _in_order(rows: pa.Table, order_by: Sequence[Order]) -> pa.Table:
+    return rows.take(pa.array(sorted_by(order_keys(rows, order_by)))) if order_by else rows
+
+
+def _beside(left: pa.Table, right: pa.Table) -> pa.Table:
+    names = travelling_names(RIGHT, right.column_names[:-1])
+    marked = right.rename_columns([*names, SORT_KEY])
+    marked = marked.append_column(RIGHT, pa.array([True] * right.num_rows, pa.bool_()))
+    return pa.concat_tables([left, marked], promote_options="default")
+
+
+def _with_broadcast(own: pa.Table, side: pa.Table, subtask: int) -> pa.Table:
+    numbered = side.rename_columns(travelling_names(BROADCAST, side.column_names))
+    numbered = numbered.append_column(BROADCAST, pa.array(range(side.num_rows), pa.int64()))
+    keys = pa.array([subtask_sort_key(subtask)] * side.num_rows, pa.int64())
+    return pa.concat_tables([own, numbered.append_column(SORT_KEY, keys)], promote_options="default")
+
+
+def _copied(code: Any, uid: str) -> Any:
+    try:
+        return copy.deepcopy(code)
+    except Exception as error:
+        raise ConfigError(
+            f"operator {uid!r}: a {type(code).__name__} is pickled into tasks, and it cannot be: {error}. Open connections, locks and "
+            "files where they are first used, inside the call, and keep only settings in the object",
+            uid=uid,
+        ) from error
+
+
+# ── what the user wrote ────────────────────────────────────────────────────────────────────────────
+
+
+def declared(
+    code: AnyOwnCode,
+    left: Input,
+    draw: Callable[[Graph], object],
+    *,
+    right: Input | None,
+    broadcast: Input | None,
+    on_bad_record: OnBadRecord,
+    max_parallelism: int,
+) -> DeclaredOperator:
+    """The operator that `draw` adds to a graph, or the `ConfigError` of the job."""
+    graph = Graph()
+    draw(graph)
+    node = graph.operators[-1]
+    for one in (left, right):
+        if one is not None:
+            check_key_columns(node.uid, one.keys, one.columns.names)
+    if right is not None:
+        check_same_keys(node.uid, _key_columns(left), _key_columns(right))
+    _check_orders(node, left, right, broadcast)
+    spec: ProcessSpec | WindowRowsSpec | SessionRowsSpec | CountRowsSpec
+    if isinstance(node, Window):
+        spec = _window_spec(node, cast("WindowProcess", code), left)
+    else:
+        spec = _process_spec(cast("ProcessOperator", node), graph, left, right, broadcast)
+    found = DeclaredOperator(node, left, right, broadcast, spec, on_bad_record, max_parallelism)
+    _copied(code, node.uid)
+    return found
+
+
+def _check_orders(node: Operator, left: Input, right: Input | None, broadcast: Input | None) -> None:
+    orders = node.order_by if isinstance(node, ProcessOperator | Window) else ()
+    check_order_columns(node.uid, orders, left.columns.names)
+    if right is not None and node.second_input is not None:
+        check_order_columns(f"{node.uid}, right stream", node.second_input.order_by, right.columns.names)
+    if broadcast is not None and isinstance(node, ProcessOperator) and node.broadcast is not None:
+        check_order_columns(f"{node.uid}, broadcast side", node.broadcast.order_by, broadcast.columns.names)
+
+
+def _key_columns(of: Input) -> list[KeyColumn]:
+    return [(one.name, one.type, spark_type(one.type)) for one in of.key]
+
+
+def _process_spec(
+    node: ProcessOperator, graph: Graph, left: Input, right: Input | None, broadcast: Input | None
+) -> ProcessSpec:
+    timed, second = node.lives_by_event_time, node.second_input
+    of_right = second.upstream.event_time_column() if timed and second is not None else None
+    return ProcessSpec(
+        node.code,
+        left.key,
+        node.results,
+        tuple(sorted(node.side_outputs())),
+        None if broadcast is None else tuple(broadcast.columns.names),
+        None if right is None else RightInput(tuple(right.columns.names), right.keys, of_right),
+        node.upstream.event_time_column() if timed else None,
+        has_event_time=bool(graph.event_time_sources(node)),
+    )
+
+
+def _window_spec(
+    node: Window, code: WindowProcess, left: Input
+) -> WindowRowsSpec | SessionRowsSpec | CountRowsSpec:
+    windows, columns, key = node.windows, left.columns, left.key
+    if isinstance(windows, CountWindows):
+        return CountRowsSpec(key, windows, columns, WindowCode(code, node.output, None), node.order_by)
+    time = node.upstream.event_time_column()
+    if time is None:
+        raise ConfigError(f"operator {node.uid!r} needs the time of its rows; write event_time='at'")
+    calls = WindowCode(code, node.output, columns.field(time.column).type)
+    if isinstance(windows, SessionWindows):
+        return SessionRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, calls)
+    return WindowRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, calls)
