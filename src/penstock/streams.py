@@ -19,7 +19,7 @@ from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL
-from penstock.operators.window_kinds import Windows
+from penstock.operators.window.kinds import Windows
 from penstock.places import calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 

@@ -21,7 +21,7 @@ from penstock.operators.process.unkeyed import Process
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.states import StateAssignedError, declared_state
 from penstock.operators.timers import Timer
-from penstock.operators.window_process import WindowProcess
+from penstock.operators.window.kinds import WindowProcess
 from penstock.places import Place, place_in_user_code, place_of_frame, place_of_function, user_frames
 from penstock.wording import did_you_mean
 
