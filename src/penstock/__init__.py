@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.operators.states import ValueState
     from penstock.operators.subtask_states import BroadcastState, OperatorListState
     from penstock.operators.time_to_live import TimeToLive
-    from penstock.operators.window_process import WindowProcess
+    from penstock.operators.window.kinds import WindowProcess
     from penstock.progress_display import show_progress
     from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
     from penstock.spark.saved_state import read_savepoint, read_state
@@ -144,7 +144,7 @@ _LATE_NAMES = LateNames(
         "Ui": "dashboard.ui_options",
         "TimeToLive": "operators.time_to_live",
         "ValueState": "operators.states",
-        "WindowProcess": "operators.window_process",
+        "WindowProcess": "operators.window.kinds",
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",
         "fixed_delay": "recovery.restart",

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
 from penstock.graph import Graph
 from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
-from penstock.operators.everything import shown_keys
 from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL
 from penstock.operators.top import Top
-from penstock.operators.window_kinds import CountWindows, Windows
-from penstock.operators.window_process import WindowProcess
-from penstock.streams import Stream, added, check_same_job, say_policy
-from penstock.windowed import (
-    WindowPlan,
-    add_window_aggregate,
-    add_window_process,
-    window_options,
-)
+from penstock.operators.window.kinds import WindowProcess, Windows
+from penstock.operators.window.operator import Window, WindowOptions
+from penstock.streams import Stream, added, check_same_job
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from penstock.state.declared import Columns
 
+_Code = TypeVar("_Code", bound=OwnCode)
+"""The kind of own code that a stream takes."""
 
-class _WithOwnCode:
+
+class _WithOwnCode(Generic[_Code]):
     """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
     def __init__(
@@ -44,7 +42,7 @@ class _WithOwnCode:
 
     def process(
         self,
-        operator: OwnCode,
+        operator: _Code,
         *,
         schema: Columns,
         uid: str,
@@ -71,7 +69,7 @@ class _WithOwnCode:
         return added(self._graph, node, on_bad_record)
 
 
-class KeyedStream(_WithOwnCode):
+class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
     """A stream whose rows are grouped by key."""
 
     def aggregate(
@@ -133,20 +131,18 @@ class KeyedStream(_WithOwnCode):
         The classic mistake: to append results to a table although there are several of a window, with `lateness` or `early`. Write them
         by key and `window_start`.
         """
-        told = window_options(windows, lateness=lateness, early=early, event_time=event_time)
-        if isinstance(windows, CountWindows) and not shown_keys(self._keys):
-            raise ConfigError(
-                f"window({windows}): without a key, one subtask would have to count all rows one by one; call key_by first"
-            )
-        return WindowedStream(self._graph, WindowPlan(self._node, self._keys, told))
+        options = WindowOptions.checked(
+            windows, self._keys, lateness=lateness, early=early, event_time=event_time
+        )
+        return WindowedStream(self._graph, self._node, self._keys, options)
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[KeyedProcess | BatchProcess]: ...
     @overload
     def connect(self, other: KeyedStream) -> ConnectedKeyedStreams: ...
     def connect(
         self, other: BroadcastStream | KeyedStream
-    ) -> BroadcastConnectedStream | ConnectedKeyedStreams:
+    ) -> BroadcastConnectedStream[KeyedProcess | BatchProcess] | ConnectedKeyedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
@@ -212,9 +208,11 @@ class ConnectedKeyedStreams:
 class WindowedStream:
     """The rows of each key, cut into windows: what `window` returns."""
 
-    def __init__(self, graph: Graph, plan: WindowPlan) -> None:
+    def __init__(self, graph: Graph, node: Node, keys: tuple[str, ...], options: WindowOptions) -> None:
         self._graph = graph
-        self._plan = plan
+        self._node = node
+        self._keys = keys
+        self._options = options
 
     def aggregate(
         self,
@@ -227,9 +225,12 @@ class WindowedStream:
 
         A result comes when the watermark has passed the end of the window. Rows that are too late are counted, and in `late()`.
         """
-        node = add_window_aggregate(self._graph, self._plan, columns, named, uid=uid)
-        say_policy(self._graph, uid, on_bad_record)
-        return Stream(self._graph, node)
+        from penstock.spark.operators.aggregate import named_aggregates
+
+        taken = (*self._keys, *self._options.added_columns)
+        aggregates = named_aggregates(columns, named, keys=taken, uid=uid)
+        node = Window.aggregating(uid, self._node, self._keys, self._options, aggregates)
+        return added(self._graph, node, on_bad_record)
 
     def process(
         self,
@@ -246,15 +247,17 @@ class WindowedStream:
         `on_bad_record`: "fail" or "skip" rows whose key is null. What `process` raises ends the run.
         Rows are kept until their window closes. Where an aggregate will do, it needs a fraction of that.
         """
-        node = add_window_process(
-            self._graph, self._plan, operator, schema=schema, uid=uid, order_by=order_by
+        node = Window.processing(
+            uid, self._node, self._keys, self._options, operator, schema=schema, order_by=order_by
         )
-        say_policy(self._graph, uid, on_bad_record)
-        return Stream(self._graph, node)
+        return added(self._graph, node, on_bad_record)
 
 
-class BroadcastConnectedStream(_WithOwnCode):
-    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
+class BroadcastConnectedStream(_WithOwnCode[_Code]):
+    """A stream whose operator sees a broadcast stream beside it: what `connect` returns.
+
+    With a key it takes a `KeyedProcess` or `BatchProcess`, without one a `Process`.
+    """
 
 
 class BroadcastStream:

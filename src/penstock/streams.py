@@ -19,7 +19,7 @@ from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL
-from penstock.operators.window_kinds import Windows
+from penstock.operators.window.kinds import Windows
 from penstock.places import calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 
@@ -145,10 +145,12 @@ class Stream:
         return BroadcastStream(self._graph, Broadcast(self._node, parse_orders(order_by, "order_by")))
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[UnkeyedProcess]: ...
     @overload
     def connect(self, other: Stream) -> ConnectedStreams: ...
-    def connect(self, other: BroadcastStream | Stream) -> BroadcastConnectedStream | ConnectedStreams:
+    def connect(
+        self, other: BroadcastStream | Stream
+    ) -> BroadcastConnectedStream[UnkeyedProcess] | ConnectedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.connect(rules.broadcast()).process(...)`: all rows of it, in every subtask.

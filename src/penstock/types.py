@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.operators.process.keyed import Context
     from penstock.operators.rows import Row, Rows
     from penstock.operators.timers import Timer
-    from penstock.operators.window_process import TimeWindow
+    from penstock.operators.window.kinds import TimeWindow
     from penstock.recovery.restart import RestartStrategy
     from penstock.savepoint.contents import OperatorContents
     from penstock.spark.handle import JobHandle
@@ -99,7 +99,7 @@ _LATE_NAMES = LateNames(
         "SavedState": "spark.saved_state",
         "Status": "spark.status",
         "Stream": "streams",
-        "TimeWindow": "operators.window_process",
+        "TimeWindow": "operators.window.kinds",
         "Timer": "operators.timers",
         "WindowedStream": "keyed_streams",
         "Written": "streams",

@@ -26,19 +26,23 @@ from builders.operator_cluster import BuiltIn
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name
 from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
-from penstock.operators.count_rows import CountRowsSpec, run_count_rows
-from penstock.operators.count_windows import CountSpec, run_count_windows
-from penstock.operators.late_panes import ABSURD, LATE, without_late_rows
 from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
-from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
-from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_aggregate import PANE, WindowRun, WindowSpec
-from penstock.operators.window_calls import WindowCode
-from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
-from penstock.operators.window_process import TimeWindow, WindowProcess
-from penstock.operators.window_rows import RowsRun, WindowRowsSpec, run_window_rows
+from penstock.operators.window.base import ABSURD, LATE, without_late_rows
+from penstock.operators.window.calls import WindowCode
+from penstock.operators.window.count import CountRowsSpec, CountSpec, run_count_windows
+from penstock.operators.window.kinds import (
+    CountWindows,
+    SessionWindows,
+    TimeWindow,
+    TimeWindows,
+    WindowProcess,
+)
+from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time import PANE, WindowRun, WindowSpec
+from penstock.operators.window.time_rows import RowsRun, WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
@@ -167,7 +171,7 @@ class WindowAggregates(_InTime):
         if time is None or time > clock.latest_us:
             return ABSURD
         newest = time - (time - windows.offset_us) % windows.every_us
-        if newest + windows.size_us - 1 <= clock.windows_over_us(self.spec.lateness_us):
+        if newest + windows.size_us - 1 <= clock.closed_until_us(self.spec.lateness_us):
             return LATE
         return time - (time - windows.offset_us) % windows.pane_us
 
@@ -215,7 +219,7 @@ class WindowCalls(_RowsInTime):
         self.spec = WindowRowsSpec(KEY, windows, lateness_us, COLUMNS, TimeColumn("t"), (), code)
 
     def _given(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
-        return run_window_rows(self.spec, rows, state, clock, context)
+        return self.spec.run(rows, state, clock, context)
 
 
 class SessionCalls(_RowsInTime):
@@ -228,7 +232,7 @@ class SessionCalls(_RowsInTime):
         self.spec = SessionRowsSpec(KEY, windows, lateness_us, COLUMNS, TimeColumn("t"), (), code)
 
     def _given(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
-        return run_session_rows(self.spec, rows, state, clock, context)
+        return self.spec.run(rows, state, clock, context)
 
 
 class CountAggregates(_InTime):
@@ -257,9 +261,8 @@ class CountCalls(_InTime):
     def run_in_time(
         self, rows: pa.Table, state: OpenState, context: Context, clock: OperatorClock
     ) -> list[pa.RecordBatch]:
-        del clock
         table = rows.select(COLUMNS.names).cast(COLUMNS).append_column(SORT_KEY, rows.column(SORT_KEY))
-        return run_count_rows(self.spec, table, state, context)
+        return self.spec.run(table, state, clock, context).results
 
 
 # ── what they must give ─────────────────────────────────────────────────────────────────────────

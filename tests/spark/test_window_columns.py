@@ -13,15 +13,16 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
-from penstock.graph import Source, TimeSettings, Transform, Union
+from penstock.graph import Graph, Source, TimeSettings, Transform, Union
 from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
-from penstock.operators.late_panes import ABSURD, LATE
-from penstock.operators.window import Window
-from penstock.operators.window_aggregate import PANE
-from penstock.operators.window_kinds import Windows
+from penstock.operators.window.base import ABSURD, LATE
+from penstock.operators.window.kinds import Windows
+from penstock.operators.window.operator import Window
+from penstock.operators.window.time import PANE
 from penstock.spark.event_times import event_time_of, in_microseconds
-from penstock.spark.windows import TimeWindowAggregate, compile_window
+from penstock.spark.operators.base import OperatorInput
+from penstock.spark.operators.window import CompiledTimeWindow, compile_window
 
 KEY = pa.schema([("shop", pa.string())])
 AT = TimeSettings("at", 0, None, None)
@@ -31,11 +32,13 @@ def source(frame: DataFrame, event_time: TimeSettings | None = AT) -> Source:
     return Source("rows", frame, None, event_time)
 
 
-def window_of(frame: DataFrame, windows: Windows, lateness_us: int = 0) -> TimeWindowAggregate:
+def window_of(frame: DataFrame, windows: Windows, lateness_us: int = 0) -> CompiledTimeWindow:
     columns = {"n": F.count("*"), "total": F.sum("amount"), "mean": F.avg("amount")}
     node = Window("w", source(frame), ("shop",), windows, lateness_us, columns=columns)
-    compiled = compile_window(node, frame.limit(0), KEY)
-    assert isinstance(compiled, TimeWindowAggregate)
+    empty = frame.limit(0)
+    given = OperatorInput(node, Graph(), lambda _: empty, empty, KEY, (), OnBadRecord.FAIL)
+    compiled = compile_window(node, given)
+    assert isinstance(compiled, CompiledTimeWindow)
     return compiled
 
 
@@ -75,7 +78,7 @@ def test_times_are_their_microseconds(
 def test_panes_of_tumbling_windows_are_sparks_windows(payments: DataFrame) -> None:
     """Each row of the reduced batch is a window of Spark's `groupBy(window(...))`, with offset, also before 1970."""
     compiled = window_of(payments, ps.windows.tumbling("7h", offset="40min"))
-    reduced = compiled.rows(payments, OperatorClock(), OnBadRecord.FAIL, late=False)
+    reduced = compiled.grouped(payments, OperatorClock())
     got = reduced.select("shop", F.timestamp_micros(PANE), "__n_count", "__total_sum", ROWS)
     expected = payments.groupBy("shop", F.window("at", "7 hours", startTime="40 minutes")).agg(
         F.count("*").alias("n"), F.sum("amount").alias("total")
@@ -104,9 +107,7 @@ def test_late_and_absurd_rows_are_apart(spark: SparkSession) -> None:
     late = compiled.late_rows(frame, clock)
     assert late.schema == frame.schema
     assert sorted(row.amount for row in late.collect()) == [1, 2, 3, 4]
-    reduced = compiled.rows(
-        frame.where("amount < 9 and shop is not null"), clock, OnBadRecord.FAIL, late=False
-    )
+    reduced = compiled.grouped(frame.where("amount < 9 and shop is not null"), clock)
     got = {(row.shop, row[PANE]): (row[ROWS], row["__total_sum"]) for row in reduced.collect()}
     assert got == {("a", LATE): (2, None), ("b", ABSURD): (2, None)}
 

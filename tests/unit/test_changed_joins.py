@@ -11,7 +11,7 @@ from builders.interval_joins import Join, Row, left_input, right_input, shown, t
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import IncompatibleStateError
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.window_kinds import TimeWindows, sliding, tumbling
+from penstock.operators.window.kinds import TimeWindows, sliding, tumbling
 from penstock.recovery.state_match import match_state
 
 MS = 1_000

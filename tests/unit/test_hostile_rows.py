@@ -26,11 +26,9 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine import subtask as engine
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.window_task import WindowProcessTask
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
-from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
 from penstock.operators.join.inputs import InputColumns
 from penstock.operators.join.interval import run_join
@@ -39,12 +37,13 @@ from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.process.keyed import Context
 from penstock.operators.python_values import python_values
-from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import moment
-from penstock.operators.window_calls import WindowCode
-from penstock.operators.window_kinds import CountWindows, SessionWindows
-from penstock.operators.window_rows import WindowRowsSpec, run_window_rows
+from penstock.operators.window.calls import WindowCode
+from penstock.operators.window.count import CountRowsSpec
+from penstock.operators.window.kinds import CountWindows, SessionWindows
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout
@@ -168,14 +167,11 @@ class Hostile(BuiltIn):
         self, rows: pa.Table, state: OpenState, context: Context, clock: OperatorClock
     ) -> list[pa.RecordBatch]:
         match self.kind:
-            case "tumbling" | "session":
-                run = run_window_rows if self.kind == "tumbling" else run_session_rows
-                given = run(self.spec, rows, state, clock, context)
+            case "tumbling" | "session" | "count":
+                given = self.spec.run(rows, state, clock, context)
                 assert given.late.num_rows == 0
                 self._due = Due(event_us=given.waits_for)
                 return given.results
-            case "count":
-                return run_count_rows(self.spec, rows, state, context)
             case "dedupe":
                 return run_dedupe(self.spec, rows, state, clock, operator="op").passed
         second = rows.select(ROWS.names).rename_columns(self.other.names)
@@ -402,11 +398,7 @@ class Subtask:
             clocks={"op": OperatorClock(-FAR_AWAY_US, watermark_us)},
         )
         executor, spec = LocalExecutor(self._batch), self._hostile.spec
-        task: Any = (
-            engine.Subtask("op", spec, plan, executor, self._policy)
-            if self._kind == "dedupe"
-            else WindowProcessTask("op", ("k",), spec.layout(), plan, executor, self._policy, spec)
-        )
+        task = engine.Subtask("op", spec, plan, executor, self._policy)
         table = table_of(rows).append_column(SORT_KEY, pa.array([0] * len(rows), pa.int64()))
         wake = with_wake_row(table, 0) if self._kind != "dedupe" else table
         apart = [untagged(batch, task.tags) for batch in task(wake.to_batches())]

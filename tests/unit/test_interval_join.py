@@ -18,7 +18,7 @@ from penstock.operators import stored_rows
 from penstock.operators.join import interval, pairs, state
 from penstock.operators.join.inputs import InputColumns
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.window_kinds import TimeWindows
+from penstock.operators.window.kinds import TimeWindows
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share
 

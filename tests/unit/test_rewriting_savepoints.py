@@ -13,8 +13,8 @@ from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.aggregate.distinct import AGGREGATES
-from penstock.operators.count_windows import CountSpec
-from penstock.operators.window_kinds import CountWindows
+from penstock.operators.window.count import CountSpec
+from penstock.operators.window.kinds import CountWindows
 from penstock.spark.savepoint_rewriting import moved_to, renamed_time
 from penstock.spark.savepoint_rows import OperatorRows
 from penstock.state.backends.base import StateLayout

@@ -26,7 +26,6 @@ from builders.window_operators import (
     WindowAggregates,
     rows_table,
 )
-from penstock.operators import session_aggregate, window_distinct
 from penstock.operators.aggregate.columns import (
     AggregateColumn,
     Kind,
@@ -48,13 +47,14 @@ from penstock.operators.aggregate.distinct import (
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
-from penstock.operators.count_windows import CountSpec, run_count_windows
-from penstock.operators.late_panes import ABSURD, LATE
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
-from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
-from penstock.operators.window_aggregate import PANE, WindowSpec
-from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
+from penstock.operators.window import distinct, session
+from penstock.operators.window.base import ABSURD, LATE
+from penstock.operators.window.count import CountSpec, run_count_windows
+from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
+from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
+from penstock.operators.window.time import PANE, WindowSpec
 from penstock.state.backends.base import OpenState
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
@@ -244,7 +244,7 @@ def test_windows_pick_values_and_count_distinct_ones(
         return [(start, start + every + more) for start in starts]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_distinct, "VALUES_BYTES", at_once)
+        patch.setattr(distinct, "VALUES_BYTES", at_once)
         play(RichWindows(windows, lateness_us), backend, steps, windows_of)
 
 
@@ -296,7 +296,7 @@ def test_late_rows_are_counted_in_their_session_or_come_out(
     operator = RichSessions(SessionWindows(gap), lateness_us)
     model = _DistinctInSessions(SessionWindows(gap), lateness_us)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_aggregate, "SET_LIMITS", PieceLimits(1 << 20, rows=keys))
+        patch.setattr(session, "SET_LIMITS", PieceLimits(1 << 20, rows=keys))
         cluster = OperatorCluster(Path(folder), operator.output, backend)
         saved = cluster.checkpoint()
         since: list[Any] = []

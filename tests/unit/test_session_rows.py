@@ -16,7 +16,7 @@ from builders.operator_cluster import OperatorCluster
 from builders.window_operators import SessionCalls, rows_table
 from penstock.operators.clock import OperatorClock
 from penstock.operators.process.keyed import Context
-from penstock.operators.session_rows import kept_until
+from penstock.operators.window.session_rows import kept_until
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import SORT_KEY, KeyBatch
 from services.tiers import share

@@ -13,16 +13,17 @@ import penstock as ps
 from builders.window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.window_task import SessionAggregateTask, WindowAggregateTask, WindowProcessTask
+from penstock.engine.subtask import Subtask as EngineSubtask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import ROWS
+from penstock.operators.base import Spec
 from penstock.operators.clock import OperatorClock
-from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionSpec
-from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_aggregate import PANE, WindowSpec
-from penstock.operators.window_calls import WindowCode
-from penstock.operators.window_rows import WindowRowsSpec
+from penstock.operators.window.calls import WindowCode, WindowCodeSpec
+from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time import PANE, WindowSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
@@ -35,16 +36,16 @@ from penstock.testing.subtasks import LocalExecutor
 TIME = pa.timestamp("us")
 TEN = ps.windows.tumbling("10ms")
 GAP = ps.windows.session("10ms")
-AGGREGATED = WindowSpec(KEY, TEN, 0, SPECS, TIME)
-SESSIONS = SessionSpec(KEY, GAP, 0, SPECS, TIME)
+AGGREGATED = WindowSpec(KEY, TEN, 0, SPECS, TIME, row_time=TimeColumn("t"))
+SESSIONS = SessionSpec(KEY, GAP, 0, SPECS, TIME, TimeColumn("t"))
 CODE = WindowCode(SUMS, AGGREGATED.output, TIME)
 ROWS_OF_WINDOWS = WindowRowsSpec(KEY, TEN, 0, COLUMNS, TimeColumn("t"), (), CODE)
 ROWS_OF_SESSIONS = SessionRowsSpec(KEY, GAP, 0, COLUMNS, TimeColumn("t"), (), CODE)
-KINDS: dict[str, tuple[Any, Any]] = {
-    "aggregate": (WindowAggregateTask, AGGREGATED),
-    "sessions": (SessionAggregateTask, SESSIONS),
-    "process": (WindowProcessTask, ROWS_OF_WINDOWS),
-    "session process": (WindowProcessTask, ROWS_OF_SESSIONS),
+KINDS: dict[str, Spec] = {
+    "aggregate": AGGREGATED,
+    "sessions": SESSIONS,
+    "process": ROWS_OF_WINDOWS,
+    "session process": ROWS_OF_SESSIONS,
 }
 UID = "op"
 MS = 1000
@@ -54,7 +55,7 @@ class Subtask:
     """One subtask, run by the engine's task: its state goes on from batch to batch, and its clock is what the test says."""
 
     def __init__(self, root: Path, kind: str, backend: str) -> None:
-        self._task, self._spec = KINDS[kind]
+        self._spec = KINDS[kind]
         self._place = RunPlace(
             *("job", RunId(1), 1, 1, LocalStorage(root / "storage"), backend_named(backend), root / "local"),
             *(False, cast("Address", None)),
@@ -85,10 +86,7 @@ class Subtask:
             clocks={UID: OperatorClock(before_us, watermark_us)},
         )
         executor = LocalExecutor(self._batch)
-        task = self._task(
-            *(UID, ("k",), self._spec.layout(), plan, executor, OnBadRecord.FAIL, self._spec),
-            time=TimeColumn("t"),
-        )
+        task = EngineSubtask(UID, self._spec, plan, executor, OnBadRecord.FAIL)
         given = list(task(self._table(times, before_us).to_batches()))
         (answer,) = executor.answers
         assert isinstance(answer, OperatorAnswer)
@@ -101,7 +99,7 @@ class Subtask:
         """As Spark hands them over, each row a group of its own. One that is late for the watermark of the driver is not among them."""
         numbers = [pa.array([0] * len(times), pa.int64()), pa.array(["a"] * len(times), pa.string())]
         at = pa.array(times, pa.int64())
-        if self._task is WindowProcessTask:
+        if isinstance(self._spec, WindowCodeSpec):
             rows = pa.table([at, numbers[1], at.cast(TIME)], schema=COLUMNS)
             return rows.append_column(SORT_KEY, numbers[0])
         panes = pa.array([time - time % (10 * MS) for time in times], pa.int64())

@@ -12,11 +12,10 @@ from builders.task_cluster import UID
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.operator_task import OperatorTask
+from penstock.engine.subtask import Subtask
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.bad_records import BadRecords
+from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.inputs import TaskRows
-from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import LATE, RESULTS, Outputs, untagged
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
@@ -32,26 +31,34 @@ LAYOUT = StateLayout(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64(
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
-class Waiting(OperatorTask):
-    """Takes negative numbers for late, and waits for the number of rows it was called with."""
+class WaitingSpec(Spec):
+    """The spec of a task that waits."""
+
+    def layout(self) -> StateLayout:
+        return LAYOUT
 
     @property
-    def result_schema(self) -> pa.Schema:
+    def output(self) -> pa.Schema:
         return ROWS
+
+    def task(self, context: TaskContext) -> Task:
+        return Waiting(context)
+
+
+class Waiting(Task):
+    """Takes negative numbers for late, and waits for the number of rows it was called with."""
 
     @property
     def uses_time(self) -> bool:
         return True
 
-    def apply(
-        self, rows: TaskRows, state: OpenState, subtask: int, bad: BadRecords, late: LateRows
-    ) -> Outputs:
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
         is_late = pa.array([number < 0 for number in rows.own.column("n").to_pylist()], pa.bool_())
-        late.add(rows.own.filter(is_late))
+        self.context.late.add(rows.own.filter(is_late))
         self.seen = rows.own.num_rows
         return {RESULTS: [pa.record_batch([["woken"], [self.seen]], schema=ROWS)]}
 
-    def due(self, state: OpenState) -> Due:
+    def due(self) -> Due:
         return Due(event_us=10 + self.seen)
 
 
@@ -70,7 +77,7 @@ def run(
 ) -> tuple[OperatorAnswer, list[pa.RecordBatch]]:
     executor = LocalExecutor(1)
     plan = plan_of(root, {})
-    task = Waiting(UID, ("k",), LAYOUT, plan, executor, OnBadRecord.FAIL, late=late)
+    task = Subtask(UID, WaitingSpec(), plan, executor, OnBadRecord.FAIL, late=late)
     columns = [pa.array([key for key, _ in rows], pa.string()), pa.array([n for _, n in rows], pa.int64())]
     numbers = pa.array([sort_key(key) for key, _ in rows], pa.int64())
     table = pa.table(columns, schema=ROWS).append_column(SORT_KEY, numbers)

@@ -501,15 +501,15 @@ def test_windows_that_were_over_stay_over_when_the_lateness_grows() -> None:
         return clock
 
     marks = start(10, TimeReached())
-    assert batch(marks, 100).windows_over_us(10) == LONG_AGO_US
+    assert batch(marks, 100).closed_until_us(10) == LONG_AGO_US
     batch(marks, 100)
-    assert batch(marks, 100).windows_over_us(10) == 99 - 10
+    assert batch(marks, 100).closed_until_us(10) == 99 - 10
     for lateness_us in (50, 60):
         marks = start(lateness_us, marks.reached())
-        assert batch(marks, 120).windows_over_us(lateness_us) == 99 - 10
+        assert batch(marks, 120).closed_until_us(lateness_us) == 99 - 10
     batch(marks, 300)
     batch(marks, 300)
-    assert batch(marks, 300).windows_over_us(60) == 299 - 60
+    assert batch(marks, 300).closed_until_us(60) == 299 - 60
     marks.begin_end_of_time(2)
     marks.finish({})
     assert marks.reached().over_us == {OP: 299 - 60}

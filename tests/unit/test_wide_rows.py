@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import late_rows, window_rows
+from penstock.operators import late_rows
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join import interval, lookup, pairs
 from penstock.operators.join.inputs import InputColumns, arriving
@@ -25,10 +25,10 @@ from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_calls import WindowCode, WindowRows
-from penstock.operators.window_kinds import TimeWindows
-from penstock.operators.window_process import TimeWindow, WindowProcess
-from penstock.operators.window_rows import WindowRowsSpec, run_window_rows
+from penstock.operators.window import time_rows
+from penstock.operators.window.calls import WindowCode, WindowRows
+from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
@@ -93,7 +93,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pairs, late_rows, lookup, interval, window_rows):
+    for module in (pairs, late_rows, lookup, interval, time_rows):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 
@@ -233,7 +233,7 @@ def test_wide_rows_in_windows_of_own_code(
 
     def apply(given: pa.Table, state: Any, context: Context, clock: OperatorClock) -> list[pa.RecordBatch]:
         table = given if given.num_rows else rows(LEFT, [], [], [])
-        return run_window_rows(spec, table, state, clock, context).results
+        return spec.run(table, state, clock, context).results
 
     keys = [f"{at % 10}" for at in range(30)]
     moments = [1_000 + at for at in range(30)]

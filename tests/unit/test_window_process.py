@@ -5,31 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import penstock as ps
-from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.config import OnBadRecord
-from penstock.engine.executor import Executor
-from penstock.engine.window_task import WindowProcessTask
-from penstock.ids import CheckpointId
-from penstock.operators.bad_records import BadRecords
+from builders.operator_cluster import BuiltIn, OperatorCluster, task_context
 from penstock.operators.clock import OperatorClock
-from penstock.operators.count_rows import CountRowsSpec
 from penstock.operators.inputs import TaskRows
-from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import RESULTS
-from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
 from penstock.operators.views import TimestampColumn
-from penstock.operators.window_calls import WindowCode
-from penstock.operators.window_kinds import CountWindows, SessionWindows
-from penstock.operators.window_rows import WindowRowsSpec
+from penstock.operators.window.calls import WindowCode
+from penstock.operators.window.count import CountRowsSpec
+from penstock.operators.window.kinds import CountWindows, SessionWindows
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
@@ -76,22 +69,11 @@ class ByTask(BuiltIn):
     def run_in_time(
         self, rows: pa.Table, state: OpenState, context: ps.types.Context, clock: OperatorClock
     ) -> list[pa.RecordBatch]:
-        place = SimpleNamespace(parallelism=1)
-        plan: Any = SimpleNamespace(clock_of=lambda _: clock, batch=CheckpointId(1), place=place, handles={})
-        task = WindowProcessTask(
-            "op",
-            ("k",),
-            self.layout(KEY),
-            plan,
-            cast("Executor", None),
-            OnBadRecord.FAIL,
-            self.spec,
-            time=TimeColumn("t"),
-        )
-        late = LateRows(None)
-        given = task.apply(TaskRows(rows), state, 0, BadRecords("op", CheckpointId(1), kept=False), late)
-        self.late += late.count
-        self._due = task.due(state)
+        told = task_context(clock)
+        task = self.spec.task(told)
+        given = task.apply(TaskRows(rows), state)
+        self.late += told.late.count
+        self._due = task.due()
         return list(given[RESULTS])
 
     def due(self, state: OpenState, clock: OperatorClock) -> Due:

@@ -148,9 +148,9 @@ class Operator(Node):
         return False
 
     @property
-    def marks_window_end(self) -> bool:
-        """Whether its results have the end of their window in `window_end`."""
-        return False
+    def end_column(self) -> str | None:
+        """The column of its results with the end of the stretch of time that each is about, where it has one."""
+        return None
 
     @property
     def revised_by(self) -> tuple[str, ...]:
@@ -239,6 +239,14 @@ class Spec(ABC):
         """What a user sees of a stored table, if it is one of this operator's. A table that no spec knows is shown as it is stored.
 
         It is recognised by its names: what is stored does not say which operator wrote it, and must be read without the job.
+        """
+        return None
+
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:  # noqa: ARG003
+        """The name under which a user sees a value that this operator stores beside others; '' for one that only the operator needs.
+
+        None for a column that is not one of this operator's: it is shown as it is stored.
         """
         return None
 

@@ -33,7 +33,7 @@ class OperatorClock:
     over_us: int = LONG_AGO_US
     """Windows that end up to it had been forgotten when the batch began, also if the lateness has become longer since."""
 
-    def windows_over_us(self, lateness_us: int) -> int:
+    def closed_until_us(self, lateness_us: int) -> int:
         """The last moment of windows that no row of the batch can reach any more, nor one before it."""
         return max(self.before_us - lateness_us, self.over_us)
 

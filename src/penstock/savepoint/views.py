@@ -7,7 +7,6 @@ the metadata of a checkpoint or savepoint describes them: the job is not needed,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -17,16 +16,12 @@ from penstock.checkpoint.completed import OperatorColumns
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
-from penstock.operators.aggregate.distinct import life_of
-from penstock.operators.aggregate.operator import AggregateSpec, shown_values
+from penstock.operators.aggregate.operator import AggregateSpec
 from penstock.operators.base import Spec
-from penstock.operators.count_windows import SIZE
 from penstock.operators.dedupe import DedupeSpec
-from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
 from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.task import ProcessSpec
-from penstock.operators.session_aggregate import ENDS, START
 from penstock.operators.top import TopSpec
 from penstock.operators.views import (
     ROW,
@@ -36,22 +31,34 @@ from penstock.operators.views import (
     Shown,
     StoredTable,
     TableView,
-    TimestampColumn,
     View,
     plain,
 )
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
-from penstock.operators.window_tables import LAST, PLACE
+from penstock.operators.window.base import PLACE
+from penstock.operators.window.count import CountRowsSpec, CountSpec
+from penstock.operators.window.session import SessionSpec
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time import WindowSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK
-from penstock.wording import did_you_mean, in_so_many_us
+from penstock.wording import did_you_mean
 
-_ROWS_OF_SESSIONS = "__penstock_rows"
-_HIDDEN = (PLACE, AWAITED)
-SPECS: tuple[type[Spec], ...] = (ProcessSpec, AggregateSpec, DedupeSpec, JoinSpec)
+SPECS: tuple[type[Spec], ...] = (
+    ProcessSpec,
+    AggregateSpec,
+    DedupeSpec,
+    JoinSpec,
+    WindowSpec,
+    WindowRowsSpec,
+    SessionSpec,
+    SessionRowsSpec,
+    CountSpec,
+    CountRowsSpec,
+    TopSpec,
+)
 """Those that are asked how their tables are shown, in this order."""
-_SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
 
 # ── which there are ────────────────────────────────────────────────────────────────────────────────
@@ -144,11 +151,15 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
         if field.name in aggregates:
             spec = aggregates[field.name]
             found.append(Result(spec.name, spec))
-        elif field.name.startswith(SIZE) or field.name == _ROWS_OF_SESSIONS:
-            found.append(Plain("rows", field))
-        elif field.name not in parts and field.name not in _HIDDEN and life_of(field.name) is None:
-            found.append(Plain(field.name, field))
+        elif field.name not in parts and field.name != PLACE and (name := _shown_as(field.name)):
+            found.append(Plain(name, field))
     return tuple(found)
+
+
+def _shown_as(column: str) -> str:
+    """How a user knows a stored column; '' for one that only an operator needs."""
+    names = (spec.shown_as(column) for spec in SPECS)
+    return next((name for name in names if name is not None), column)
 
 
 def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
@@ -166,35 +177,8 @@ def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
 def _seen(table: StoredTable) -> TableView:
     """The first spec that knows the table says what it is; one that none knows is shown as it is stored."""
     found = (spec.shown(table) for spec in SPECS)
-    return next((view for view in found if view is not None), None) or (
-        _former(table) or TopSpec.shown(table) or TableView(table.name, "rows", plain(table.own), table.value)
-    )
-
-
-def _former(table: StoredTable) -> TableView | None:
-    """Tables of operators whose specs are not asked yet."""
-    name, names = table.name, table.names
-    if name in (ENDS, EARLY):
-        return TableView(name, "")
-    return _of_distinct(table) or _of_windows(name, names, table.value)
-
-
-def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> TableView | None:
-    if START in names:
-        bounds = (TimestampColumn(WINDOW_START, START), TimestampColumn(WINDOW_END, LAST, 1))
-        return TableView("windows", "windows", bounds, value)
-    if LAST not in names:
-        return None
-    said = _SIZE.match(name)
-    size_us = (in_so_many_us(said[1]) if said else None) or 0
-    bounds = (TimestampColumn(WINDOW_START, LAST, 1 - size_us), TimestampColumn(WINDOW_END, LAST, 1))
-    called = ("rows", "rows of windows") if PLACE in names else ("windows", "windows")
-    return TableView(*called, bounds, value)
-
-
-def _of_distinct(table: StoredTable) -> TableView | None:
-    values = [field for field in table.own if field.name != LAST]
-    return shown_values(table, values, TimestampColumn(WINDOW_END, LAST, 1))
+    known = next((view for view in found if view is not None), None)
+    return known or TableView(table.name, "rows", plain(table.own), table.value)
 
 
 def _of_subtasks(table: TableLayout) -> View:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -22,20 +22,16 @@ from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeE
 from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Union
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Node, Operator
-from penstock.operators.window import Window
 from penstock.places import AT, Place, place_in_user_code
-from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
 from penstock.spark.failure_messages import brief_text
 from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
-from penstock.spark.operator_times import operator_times
 from penstock.spark.operators.base import CompiledOperator, OperatorInput
-from penstock.spark.operators.registry import compile_operator, is_registered
+from penstock.spark.operators.registry import compile_operator
 from penstock.spark.pickling import check_pickles
 from penstock.spark.shuffles import shuffles
 from penstock.spark.versions import arrow_schema
-from penstock.spark.windows import compile_window, gives_late_rows_itself
 from penstock.state.local_files import job_dir
 
 if TYPE_CHECKING:
@@ -173,7 +169,7 @@ class _Compiler:
                 return self._union(node)
             case Operator():
                 with self._graph.saying_where(node.uid):
-                    compiled = self._operator(node)
+                    compiled = compile_operator(OperatorInput.of(node, self._graph, self.frame))
                 self.operators[node.uid] = compiled
                 return with_marked_end(node, self._empty(compiled.result, node.uid))
             case BadRecords():
@@ -226,19 +222,6 @@ class _Compiler:
             raise ConfigError(
                 f"union: the streams have different columns ({left.columns} and {right.columns}): {error}"
             ) from error
-
-    def _operator(self, node: Operator) -> CompiledOperator:
-        given = OperatorInput.of(node, self._graph, self.frame)
-        if is_registered(node):
-            return compile_operator(given)
-        match node:
-            case Window():
-                window = compile_window(node, given.frame, given.key)
-                late = not gives_late_rows_itself(node)
-                found = replace(former(given, window.layout, window.result, late=late), window=window)
-            case _:
-                return compile_operator(given)
-        return replace(found, times=operator_times(node, self.frame(node.upstream), self._graph))
 
 
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:

@@ -11,7 +11,6 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 from penstock.errors import ConfigError
 from penstock.operators.base import Node, Operator
 from penstock.operators.time_column import ANY_TIME, TimeColumn
-from penstock.operators.window_kinds import WINDOW_END
 from penstock.spark.key_columns import quoted
 from penstock.wording import with_article
 
@@ -66,26 +65,26 @@ def _missing(time: TimeColumn, frame: DataFrame, uid: str, named: str | None) ->
 
 def with_marked_end(node: Operator, frame: DataFrame) -> DataFrame:
     """The results of an operator. The end of a window is known by a mark that it keeps under other names, too."""
-    marked = node.marks_window_end and WINDOW_END in frame.columns
-    return frame.withMetadata(WINDOW_END, {_END: True}) if marked else frame
+    end = node.end_column
+    return frame if end is None or end not in frame.columns else frame.withMetadata(end, {_END: True})
 
 
 def marked_in_both(left: DataFrame, right: DataFrame) -> DataFrame:
     """Both streams in one. A column that has the ends of windows in only one of them has moments: Spark would go by the left one."""
     both = left.unionByName(right)
     for name in both.columns:
-        if _ends_window(name, both) and not _ends_window(name, right):
+        if _is_end(name, both) and not _is_end(name, right):
             both = both.withMetadata(name, {})
     return both
 
 
-def _ends_window(name: str, frame: DataFrame) -> bool:
+def _is_end(name: str, frame: DataFrame) -> bool:
     return name in frame.columns and bool(frame.schema[name].metadata.get(_END))
 
 
 def _renamed_end(time: TimeColumn, frame: DataFrame, uid: str) -> TimeColumn:
     """The time of results of a window whose `window_end` has another name now."""
-    ends = [name for name in frame.columns if _ends_window(name, frame)]
+    ends = [name for name in frame.columns if _is_end(name, frame)]
     if len(ends) > 1:
         raise ConfigError(
             f"operator {uid!r} needs the time of its rows, and {', '.join(ends)} are ends of windows; say which of them it is with "
@@ -98,7 +97,7 @@ def _renamed_end(time: TimeColumn, frame: DataFrame, uid: str) -> TimeColumn:
 
 def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
     """A column that the stream inherits as its time means what it means there, also when it is named once more, or has another name."""
-    if _ends_window(named, frame):
+    if _is_end(named, frame):
         return TimeColumn(named, earlier_us=1, of_results=True)
     try:
         inherited = node.event_time_column()

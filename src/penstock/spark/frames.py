@@ -11,7 +11,6 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructF
 
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
-from penstock.engine.operator_task import OperatorTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import Subtask
 from penstock.errors import ConfigError, InternalError, UnavailableError
@@ -28,10 +27,8 @@ from penstock.graph import (
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
-from penstock.operators.window import Window
 from penstock.spark.broadcast import every_subtask
 from penstock.spark.compiled import Compiled
-from penstock.spark.compiled_operator import FormerOperator
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import with_believed_times
 from penstock.spark.key_columns import (
@@ -49,7 +46,6 @@ from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.spark.waking import waking_all
-from penstock.state.keys import SORT_KEY
 
 SOURCE = "__source"
 NOTHING = StructType([StructField("nothing", IntegerType())])
@@ -230,16 +226,9 @@ class BatchFrames:
             sort_key=self._sort_key,
             every_subtask=self._every_subtask,
         )
-        prepared = (
-            self._former_rows(operator, batch)
-            if isinstance(operator, FormerOperator)
-            else operator.prepared(batch)
-        )
-        return self._placed(node, prepared, fused, result)
+        return self._placed(node, operator.prepared(batch), fused, result)
 
-    def _task(self, operator: CompiledOperator) -> Subtask | OperatorTask:
-        if isinstance(operator, FormerOperator):
-            return self._former_task(operator)
+    def _task(self, operator: CompiledOperator) -> Subtask:
         return Subtask(
             operator.node.uid,
             operator.spec,
@@ -249,16 +238,6 @@ class BatchFrames:
             late=operator.outputs.late_schema(LEFT),
             late_right=operator.outputs.late_schema(RIGHT),
         )
-
-    def _former_rows(self, operator: FormerOperator, batch: BatchInput) -> TaskFrame:
-        """Operators that do not prepare their rows themselves yet."""
-        node, frame, policy = operator.node, batch.rows, operator.on_bad_record
-        if isinstance(node, Window):
-            window = operator.compiled_window
-            rows = window.rows(frame, batch.clock, policy, late=LEFT in operator.outputs.late)
-            keys = window.placed_by
-            return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
-        raise InternalError(f"operator {node.uid!r} prepares its rows itself")
 
     def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
         """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
@@ -279,15 +258,6 @@ class BatchFrames:
         if ahead_us is None or column is None:
             return frame
         return with_believed_times(column, frame, self.assignment.now_us + ahead_us)
-
-    def _former_task(self, operator: FormerOperator) -> OperatorTask:
-        node, policy, late = operator.node, operator.on_bad_record, operator.outputs.late_schema(LEFT)
-        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
-        match node:
-            case Window():
-                return operator.compiled_window.task(common, late)
-            case _:
-                raise InternalError(f"operator {node.uid!r} has no task")
 
     def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
         """Rows in their subtasks. Spark's own shuffle may have put every key where it belongs: it is the whole that is looked at, because

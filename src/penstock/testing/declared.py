@@ -21,11 +21,9 @@ from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
 from penstock.engine.executor import Executor
 from penstock.engine.subtask import Subtask
-from penstock.engine.window_task import WindowProcessTask
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings
 from penstock.operators.base import Operator
-from penstock.operators.count_rows import CountRowsSpec
 from penstock.operators.input_checks import (
     KeyColumn,
     check_key_columns,
@@ -37,18 +35,17 @@ from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.python_values import python_values
 from penstock.operators.row_order import Order, order_keys, sorted_by
-from penstock.operators.session_rows import SessionRowsSpec
-from penstock.operators.window import Window
-from penstock.operators.window_calls import WindowCode
-from penstock.operators.window_kinds import CountWindows, SessionWindows
-from penstock.operators.window_process import WindowProcess
-from penstock.operators.window_rows import WindowRowsSpec
+from penstock.operators.window.calls import WindowCode
+from penstock.operators.window.count import CountRowsSpec
+from penstock.operators.window.kinds import CountWindows, SessionWindows, WindowProcess
+from penstock.operators.window.operator import Window
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
 from penstock.state.subtask_rows import subtask_sort_key
 from penstock.state.types import spark_type
 from penstock.streams import Stream
-from penstock.testing.subtasks import RunningTask
 
 if TYPE_CHECKING:
     from penstock.keyed_streams import KeyedStream
@@ -118,27 +115,16 @@ class DeclaredOperator:
     @property
     def output(self) -> pa.Schema:
         """The columns of its results."""
-        return self.spec.results if isinstance(self.spec, ProcessSpec) else self.spec.code.output
+        return self.spec.output
 
-    def task(self, plan: Assignment, executor: Executor) -> RunningTask:
+    def task(self, plan: Assignment, executor: Executor) -> Subtask:
         """A task with a copy of the user's object: what one remembers besides its state is gone after the batch, as on an executor."""
         if isinstance(self.spec, ProcessSpec):
-            spec = replace(self.spec, code=_copied(self.spec.code, self.uid))
-            return cast("RunningTask", Subtask(self.uid, spec, plan, executor, self.on_bad_record))
+            own = replace(self.spec, code=_copied(self.spec.code, self.uid))
+            return Subtask(self.uid, own, plan, executor, self.on_bad_record)
         code = replace(self.spec.code, operator=_copied(self.spec.code.operator, self.uid))
-        return cast(
-            "RunningTask",
-            WindowProcessTask(
-                self.uid,
-                self.left.keys,
-                self.layout(),
-                plan,
-                executor,
-                self.on_bad_record,
-                replace(self.spec, code=code),
-                late=self.left.columns,
-            ),
-        )
+        spec = replace(self.spec, code=code)
+        return Subtask(self.uid, spec, plan, executor, self.on_bad_record, late=self.left.columns)
 
     # ── rows for tasks ─────────────────────────────────────────────────────────────────────────
 

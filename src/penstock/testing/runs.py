@@ -18,8 +18,7 @@ from penstock.errors import ConfigError
 from penstock.graph import Graph, TimeSettings
 from penstock.operators.input_checks import check_time_column, no_timestamp
 from penstock.operators.row_order import OrderBy
-from penstock.operators.window_kinds import Windows
-from penstock.operators.window_process import WindowProcess
+from penstock.operators.window.kinds import WindowProcess, Windows
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.declared import schema_ddl

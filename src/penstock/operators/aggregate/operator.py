@@ -18,6 +18,7 @@ from penstock.operators.aggregate.distinct import (
     aggregate_layout,
     counting_distinct,
     life_fields,
+    life_of,
     partials_with_counts,
 )
 from penstock.operators.aggregate.merge import finish, merge
@@ -104,6 +105,11 @@ class AggregateSpec(Spec):
     def shown(cls, table: StoredTable) -> TableView | None:
         """The distinct values of an aggregate that counts them."""
         return shown_values(table, table.own)
+
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """Which life of a key it is, and when its values were last written, says nothing to a user."""
+        return None if life_of(column) is None else ""
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

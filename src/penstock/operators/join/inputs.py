@@ -19,7 +19,7 @@ from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Numbers
 from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.wide_columns import widened
-from penstock.operators.window_kinds import TimeWindows
+from penstock.operators.window.kinds import TimeWindows
 from penstock.state.backends.base import TableLayout
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import SORT_KEY

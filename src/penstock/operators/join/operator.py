@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.operators.base import LEFT, RIGHT, EventTimeNeed, Node, Operator, SecondInput
 from penstock.operators.join.spec import How
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_kinds import WINDOW_END, TimeWindows
+from penstock.operators.window.kinds import WINDOW_END, TimeWindows
 
 UNBOUNDED = "unbounded"
 
@@ -94,9 +94,9 @@ class Join(Operator):
         return self.within_us is not None or self.windows is not None
 
     @property
-    def marks_window_end(self) -> bool:
-        """Where rows of the same window are joined."""
-        return self.windows is not None
+    def end_column(self) -> str | None:
+        """The end of the window, where rows of the same window are joined."""
+        return None if self.windows is None else WINDOW_END
 
     def needs_event_time(self) -> EventTimeNeed | None:
         """Where bounds or windows say how long rows are kept."""

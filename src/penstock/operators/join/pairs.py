@@ -14,7 +14,7 @@ from penstock.operators.join.inputs import JoinInput
 from penstock.operators.python_values import as_moments
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.operators.wide_columns import rows_at
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import PART_BYTES, Bytes, cut, row_bytes

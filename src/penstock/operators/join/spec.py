@@ -19,7 +19,7 @@ from penstock.operators.join.inputs import MATCHED, PLACE, InputColumns, JoinInp
 from penstock.operators.join.interval import run_join
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.views import Plain, StoredTable, TableView, plain
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, TimeWindows
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import Measure, stamp_name

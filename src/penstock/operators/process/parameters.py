@@ -9,43 +9,37 @@ from penstock.errors import ConfigError
 from penstock.operators.process.broadcast import takes_broadcast
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.timers import takes_timers
-from penstock.operators.window_process import WindowProcess
 from penstock.places import AT, place_of_function
 
 _KEYED = ("key", "rows", "ctx")
 _UNKEYED = ("rows", "ctx")
 _BATCH = ("keys", "batch", "state")
-_WINDOW = ("key", "window", "rows", "ctx")
 _TIMER = ("key", "timer", "ctx")
 _TIMERS = ("keys", "timers", "state")
 
 
-def check_parameters(operator: KeyedProcess | BatchProcess | Process, uid: str) -> None:
+def check_parameters(operator: KeyedCode | BatchProcess | Process, uid: str) -> None:
     """Refuse a function of an operator that cannot take what it is given: every call of it would fail."""
     if isinstance(operator, BatchProcess):
-        _check(operator, operator.process_batch, _BATCH, uid)
+        check_call(operator, operator.process_batch, _BATCH, uid)
     elif isinstance(operator, KeyedCoProcess):
-        _check(operator, operator.process_left, _KEYED, uid)
-        _check(operator, operator.process_right, _KEYED, uid)
+        check_call(operator, operator.process_left, _KEYED, uid)
+        check_call(operator, operator.process_right, _KEYED, uid)
     else:
-        _check(operator, operator.process, _KEYED if isinstance(operator, KeyedProcess) else _UNKEYED, uid)
-    if isinstance(operator, KeyedProcess) and takes_timers(operator):
-        _check(operator, operator.on_timer, _TIMER, uid)
+        check_call(operator, operator.process, _KEYED if isinstance(operator, KeyedCode) else _UNKEYED, uid)
+    if isinstance(operator, KeyedCode) and takes_timers(operator):
+        check_call(operator, operator.on_timer, _TIMER, uid)
     if isinstance(operator, BatchProcess) and takes_timers(operator):
-        _check(operator, operator.on_timers, _TIMERS, uid)
+        check_call(operator, operator.on_timers, _TIMERS, uid)
     if takes_broadcast(operator):
-        _check(operator, operator.process_broadcast, _UNKEYED, uid)
+        check_call(operator, operator.process_broadcast, _UNKEYED, uid)
 
 
-def check_window_parameters(operator: WindowProcess, uid: str) -> None:
-    """The same of the `process` of a window."""
-    _check(operator, operator.process, _WINDOW, uid)
-
-
-def _check(operator: object, function: Callable[..., object], given: tuple[str, ...], uid: str) -> None:
+def check_call(operator: object, function: Callable[..., object], given: tuple[str, ...], uid: str) -> None:
+    """Refuse one function that cannot be called with these arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # not written in Python: nothing is known of it

@@ -15,7 +15,7 @@ from penstock.operators.join.inputs import InputColumns
 from penstock.operators.join.lookup import Lookup, LookupSpec
 from penstock.operators.join.operator import Join
 from penstock.operators.join.spec import JoinSpec
-from penstock.operators.window_kinds import WINDOW_END
+from penstock.operators.window.kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
 from penstock.spark.operators.base import (

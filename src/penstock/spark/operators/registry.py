@@ -17,12 +17,14 @@ from penstock.operators.join.lookup import Lookup
 from penstock.operators.join.operator import Join
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.top import Top
+from penstock.operators.window.operator import Window
 from penstock.spark.operators.aggregate import compile_aggregate
 from penstock.spark.operators.base import CompiledOperator, OperatorInput
 from penstock.spark.operators.dedupe import compile_dedupe
 from penstock.spark.operators.join import compile_join, compile_lookup
 from penstock.spark.operators.process import compile_process
 from penstock.spark.operators.top import compile_top
+from penstock.spark.operators.window import compile_window
 
 _O = TypeVar("_O", bound=Operator)
 
@@ -33,17 +35,13 @@ _COMPILES: dict[type[Operator], Callable[[Any, OperatorInput], CompiledOperator]
     Lookup: compile_lookup,
     ProcessOperator: compile_process,
     Top: compile_top,
+    Window: compile_window,
 }
 
 
 def register(kind: type[_O], compiles: Callable[[_O, OperatorInput], CompiledOperator]) -> None:
     """Add an operator: its class, and the function that compiles it."""
     _COMPILES[kind] = compiles
-
-
-def is_registered(node: Operator) -> bool:
-    """Whether operators of this class, or of one that it extends, are known here."""
-    return any(kind in _COMPILES for kind in type(node).__mro__)
 
 
 def compile_operator(given: OperatorInput) -> CompiledOperator:

@@ -17,15 +17,31 @@ import pyarrow as pa
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
 from penstock.operators.aggregate.merge import finish, merge, merged_groups
+from penstock.operators.aggregate.operator import ReducedTask, shown_values
+from penstock.operators.bad_records import ROWS
+from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
-from penstock.operators.early_results import AWAITED, EarlyResults, early_table
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import equal_rows
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.python_values import as_moments
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.views import StoredTable, TableView
 from penstock.operators.wide_columns import as_batch, widened
-from penstock.operators.window_distinct import WindowValues, window_values, with_no_counts
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, Numbers, TimeWindows
-from penstock.operators.window_tables import LAST, among, one_batch
+from penstock.operators.window.base import (
+    LAST,
+    PANE,
+    PLACE,
+    WindowTask,
+    one_batch,
+    rows_in,
+    shown_bounds,
+    without_late_rows,
+)
+from penstock.operators.window.distinct import WindowValues, window_values, with_no_counts
+from penstock.operators.window.early import AWAITED, EARLY, EarlyResults, early_table
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
@@ -33,14 +49,12 @@ from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import cut, in_batches, row_bytes
 
-PANE = "__penstock_pane"
-"""In what Spark gives: the first moment of the stretch in which the rows lie; see `late_panes`."""
 STAMP = "__penstock_ends"
 PIECE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class WindowSpec:
+class WindowSpec(Spec):
     """What `window(...).aggregate(...)` was asked for."""
 
     key: pa.Schema
@@ -51,6 +65,8 @@ class WindowSpec:
     """That of `window_start` and `window_end`."""
     early_us: int | None = None
     """So long after a window has changed an early result of it is due; None for none."""
+    row_time: TimeColumn | None = None
+    """The column by which Spark has put rows into panes."""
 
     @property
     def output(self) -> pa.Schema:
@@ -85,12 +101,59 @@ class WindowSpec:
         values = (window_values(one, self.key, self.lateness_us) for one in counting_distinct(self.specs))
         return StateLayout(self.key, pa.schema([]), (table, *early, *values))
 
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The windows of each key, and the distinct values that each has had."""
+        if table.name == EARLY:
+            return TableView(table.name, "")
+        if LAST not in table.names or PLACE in table.names:
+            return None
+        values = [field for field in table.own if field.name != LAST]
+        bounds = shown_bounds(table.name)
+        return shown_values(table, values, bounds[1]) or TableView("windows", "windows", bounds, table.value)
+
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """When an early result is due says nothing to a user."""
+        return "" if column == AWAITED else None
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return WindowAggregateTask(context, self)
+
     def results(self, keys: Sequence[pa.Array], lasts: Numbers, partials: pa.RecordBatch) -> pa.Table:
         """The results of windows."""
         times = [as_moments(number, self.time) for number in (self.windows.starts(lasts), lasts + 1)]
         shown = keys[: len(shown_key(self.key))]
         columns = [*shown, *times, *finish(self.specs, partials).columns]
         return pa.Table.from_arrays(columns, schema=self.output)
+
+
+@dataclass
+class WindowAggregateTask(WindowTask, ReducedTask):
+    """Late rows are only counted here: Spark itself gives those that are read."""
+
+    spec: WindowSpec
+
+    @property
+    def lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.spec.lateness_us
+
+    @property
+    def row_time(self) -> TimeColumn | None:
+        """The time of the rows behind each pane."""
+        return self.spec.row_time
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """The results of windows that close, that have late rows, or of which an early result is due."""
+        clock = self.clock
+        own, number = without_late_rows(rows.own, PANE, ROWS, clock, self.context.uid)
+        run = WindowRun(self.spec, state, clock)
+        results = run.run(own)
+        self.context.late.add_number(number + int(own.column(ROWS).to_numpy()[run.late].sum()))
+        self._due = run.due
+        return {RESULTS: results}
 
 
 class WindowRun:
@@ -150,7 +213,7 @@ class WindowRun:
         """The windows of the rows in the order of the table, each once, with the partial aggregates of the batch."""
         if not rows.num_rows:
             return
-        over_us, counted = self._clock.windows_over_us(self._spec.lateness_us), []
+        over_us, counted = self._clock.closed_until_us(self._spec.lateness_us), []
         of_keys = np.arange(rows.num_rows)
         if counting_distinct(self._spec.specs):
             counted = self._values.take_in(rows, PANE, over_us=over_us, watermark_us=self._clock.watermark_us)
@@ -213,7 +276,7 @@ class WindowRun:
             due.select(self._spec.table.identity.names),
             due.column(LAST).to_numpy(),
         )
-        return self._results(windows, due, ~among(windows, touched, by_time=True))
+        return self._results(windows, due, ~rows_in(windows, touched, by_time=True))
 
     def _untouched_early(
         self, asked: KeyBatch, when: Numbers, touched: Sequence[KeyBatch]
@@ -225,7 +288,7 @@ class WindowRun:
         stored, found = self._table.read(windows)
         awaited = stored.column(AWAITED).fill_null(0).to_numpy()
         wanted = found & (awaited == when[order]) & (lasts[order] > self._clock.watermark_us)
-        return self._results(windows, stored, wanted & ~among(windows, touched, by_time=True))
+        return self._results(windows, stored, wanted & ~rows_in(windows, touched, by_time=True))
 
     def _results(
         self, windows: KeyBatch, partials: pa.RecordBatch, wanted: Flags

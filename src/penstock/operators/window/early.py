@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.clock import OperatorClock
-from penstock.operators.window_kinds import Numbers
+from penstock.operators.window.kinds import Numbers
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import SORT_KEY, KeyBatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,8 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.clock import OperatorClock
+from penstock.operators.failed_call import blamed_on
 from penstock.operators.given_rows import copy_emitted
 from penstock.operators.grouping import Grouped
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.process.keyed import Context
 from penstock.operators.process.run_keyed import (
@@ -25,8 +31,10 @@ from penstock.operators.process.run_keyed import (
 )
 from penstock.operators.python_values import as_moments, python_values
 from penstock.operators.rows import Rows, RowTable
-from penstock.operators.window_kinds import Numbers
-from penstock.operators.window_process import TimeWindow, WindowProcess
+from penstock.operators.window.base import WindowTask
+from penstock.operators.window.kinds import Numbers, TimeWindow, WindowProcess
+from penstock.state.backends.base import OpenState
+from penstock.state.handle import Due
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import in_batches
 
@@ -79,6 +87,68 @@ class WindowCode:
             results = self.operator.process(key, window, rows, context)
             yield from given.take(key, rows, results)
         yield from given.encoded()
+
+
+@dataclass(frozen=True)
+class RowsRun:
+    """What a batch gives: results, and the rows that came too late."""
+
+    results: list[pa.RecordBatch]
+    late: pa.Table
+    waits_for: int | None
+
+
+class WindowCodeSpec(Spec):
+    """Own code over windows of one kind, with the columns of its stream."""
+
+    code: WindowCode
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns that the user has declared."""
+        return self.code.output
+
+    @property
+    def allowed_lateness_us(self) -> int | None:
+        """How long windows are kept after their end; None where they count rows."""
+        return None
+
+    @abstractmethod
+    def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
+        """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for windows that are over."""
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return WindowProcessTask(context, self)
+
+
+@dataclass
+class WindowProcessTask(WindowTask):
+    """Calls own code over windows of any kind. What it raises ends the run."""
+
+    spec: WindowCodeSpec
+
+    @property
+    def lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.spec.allowed_lateness_us
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """What own code gives for the windows that are over, or have late rows."""
+        told, clock = self.context, self.clock
+        context = Context(
+            told.uid,
+            told.batch,
+            told.subtask,
+            told.parallelism,
+            _watermark_us=clock.watermark_us if self.uses_time else clock.before_us,
+            _now_us=clock.now_us,
+        )
+        with blamed_on(self.spec.code.operator.process):
+            given = self.spec.run(rows.own, state, clock, context)
+        told.late.add(given.late)
+        self._due = Due(event_us=given.waits_for)
+        return {RESULTS: given.results}
 
 
 class _Given:

@@ -17,17 +17,36 @@ import pyarrow as pa
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
+from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.bad_records import ROW, ROWS
+from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import Grouped, equal_rows, group_rows
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.python_values import as_moments
-from penstock.operators.sessions import Numbers, joined_stretches
 from penstock.operators.stored_rows import stored_rows
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, SessionWindows
-from penstock.operators.window_tables import KEYS_AT_ONCE, LAST, PORTION_BYTES, among, in_key_order, one_batch
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
+from penstock.operators.window.base import (
+    ABSURD,
+    KEYS_AT_ONCE,
+    LAST,
+    PANE,
+    PORTION_BYTES,
+    WindowTask,
+    in_key_order,
+    joined_stretches,
+    one_batch,
+    refused,
+    rows_in,
+)
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, SessionWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags
+from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import in_batches
@@ -43,7 +62,7 @@ SET_LIMITS = PieceLimits(bytes=256 << 20, rows=4096)
 
 
 @dataclass(frozen=True)
-class SessionSpec:
+class SessionSpec(Spec):
     """What `window(session(...)).aggregate(...)` was asked for."""
 
     key: pa.Schema
@@ -52,6 +71,8 @@ class SessionSpec:
     specs: tuple[AggregateColumn, ...]
     time: pa.DataType
     """That of `window_start` and `window_end`."""
+    row_time: TimeColumn | None = None
+    """The column by which Spark has put rows into stretches of a gap's length."""
 
     @property
     def output(self) -> pa.Schema:
@@ -81,12 +102,71 @@ class SessionSpec:
         """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.sessions, self.ends))
 
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The sessions of each key."""
+        if table.name == ENDS:
+            return TableView(table.name, "")
+        if START not in table.names:
+            return None
+        bounds = (TimestampColumn(WINDOW_START, START), TimestampColumn(WINDOW_END, LAST, 1))
+        return TableView("windows", "windows", bounds, table.value)
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return SessionAggregateTask(context, self)
+
     def results(self, sessions: Sessions) -> pa.Table:
         """The results of sessions."""
         times = [as_moments(numbers, self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
         keys = sessions.keys.columns[: len(shown_key(self.key))]
         columns = [*keys, *times, *finish(self.specs, sessions.partials).columns]
         return pa.Table.from_arrays(columns, schema=self.output)
+
+
+@dataclass
+class SessionAggregateTask(WindowTask, ReducedTask):
+    """Which rows are late is known only beside the state. Rows that may be late come as they are, where late rows are read."""
+
+    spec: SessionSpec
+
+    @property
+    def lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.spec.lateness_us
+
+    @property
+    def row_time(self) -> TimeColumn | None:
+        """The time of the rows behind each stretch."""
+        return self.spec.row_time
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """The results of sessions that close, or that have late rows."""
+        clock = self.clock
+        absurd = rows.own.column(PANE).to_numpy() == ABSURD
+        if absurd.any() and clock.refuses_absurd:
+            raise refused(int(rows.own.column(ROWS).to_numpy()[absurd].sum()), self.context.uid)
+        sensible = rows.own.filter(pa.array(~absurd))
+        run = SessionRun(self.spec, state, clock)
+        is_late = run.take_in(sensible)
+        run.close()
+        for some, flags in ((rows.own, absurd), (sensible, is_late)):
+            self._add_late(some, flags)
+        self._due = Due(event_us=run.waits_for)
+        return {RESULTS: run.results}
+
+    def _add_late(self, rows: pa.Table, flags: Flags) -> None:
+        late = self.context.late
+        if not flags.any():
+            return
+        numbers = rows.column(ROWS).to_numpy()[flags]
+        if not late.kept:
+            late.add_number(int(numbers.sum()))
+            return
+        whole = rows.column(ROW).filter(pa.array(flags)).combine_chunks()
+        late.add(
+            pa.RecordBatch.from_struct_array(whole.take(pa.array(np.repeat(np.arange(len(whole)), numbers))))
+        )
 
 
 @dataclass(frozen=True)
@@ -199,7 +279,7 @@ class SessionRun:
         changed = np.add.reduceat(is_new.astype(np.int64), starts[:-1]) > 0
         session_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         last = np.maximum.reduceat(lasts[order], starts[:-1])
-        is_late = last <= self._clock.windows_over_us(self._spec.lateness_us)
+        is_late = last <= self._clock.closed_until_us(self._spec.lateness_us)
         self._update(piece.keys, new, old, _Joined(order, session_of, last, changed & ~is_late))
         late = np.zeros(len(new.starts), dtype=np.bool_)
         late[order[is_new]] = is_late[session_of[is_new]]
@@ -248,7 +328,7 @@ class SessionRun:
         """What has expired before the next batch need not be written, and not be forgotten either."""
         over = self._clock.watermark_us - self._spec.lateness_us
         now, was = (some.take(np.flatnonzero(some.lasts > over)) for some in (now, was))
-        gone = was.take(np.flatnonzero(~among(self._named(keys, was), [self._named(keys, now)])))
+        gone = was.take(np.flatnonzero(~rows_in(self._named(keys, was), [self._named(keys, now)])))
         written = _both(now, gone)
         values = [*written.partials.columns, pa.array(written.lasts)]
         self._sessions.write(
@@ -287,7 +367,7 @@ class SessionRun:
         keys = KeyBatch(asked.sort_keys, asked.columns.select(self._spec.key.names))
         starts = asked.columns.column(START).to_numpy()
         sessions = _Sessions(np.arange(len(lasts)), starts, lasts, stored)
-        self._close(keys, sessions, found & (lasts == ends) & ~among(asked, self._touched))
+        self._close(keys, sessions, found & (lasts == ends) & ~rows_in(asked, self._touched))
 
     def _close(self, keys: KeyBatch, sessions: _Sessions, wanted: Flags) -> None:
         if wanted.any():

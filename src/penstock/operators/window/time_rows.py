@@ -2,11 +2,14 @@
 
 Rows lie in a table by time, in the order of the last moments of their windows, one for each window that they are in. Those of windows that
 are over are a stretch of it, read at once, and are gone when the time has passed for which late rows are awaited.
+
+Stored rows and new ones are read in portions of whole windows that fit into memory. Both are in the order of a table by time: by the last
+moment of their window, then by sort key. So of all windows before the last row that was read, all rows are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,17 +20,129 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import equal_rows
 from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, order_keys
-from penstock.operators.row_times import RowTimes
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.wide_columns import widened
-from penstock.operators.window_calls import WindowCode, WindowRows
-from penstock.operators.window_kinds import Numbers, TimeWindows
-from penstock.operators.window_portions import NewRows, portions
-from penstock.operators.window_tables import LAST, PLACE, among, one_batch, places
+from penstock.operators.views import StoredTable, TableView
+from penstock.operators.wide_columns import rows_at, widened
+from penstock.operators.window.base import (
+    LAST,
+    PLACE,
+    RowTimes,
+    arrival_numbers,
+    one_batch,
+    rows_in,
+    shown_bounds,
+)
+from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
+from penstock.operators.window.kinds import Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.sorted_rows import SortedBatch
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
-from penstock.state.sizes import PART_BYTES, table_row_bytes
+from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, table_row_bytes
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """The rows of a batch, once for each of their windows, in the order of the table. Only their positions: columns are taken last."""
+
+    rows: pa.Table
+    at: Numbers
+    """Where in `rows` each is."""
+    lasts: Numbers
+    sort_keys: Numbers
+    places: Numbers
+    sizes: Bytes
+
+    @classmethod
+    def in_order(
+        cls, rows: pa.Table, at: Numbers, lasts: Numbers, places: Numbers, sizes_of_rows: Bytes
+    ) -> NewRows:
+        """Bring them into the order of the table."""
+        sort_keys = rows.column(SORT_KEY).to_numpy()[at]
+        order = np.lexsort((sort_keys, lasts))
+        return cls(rows, at[order], lasts[order], sort_keys[order], places[order], sizes_of_rows[at[order]])
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def addresses(self) -> SortedBatch:
+        """Where they stand in the table."""
+        return SortedBatch(self.sort_keys, None, (), (), self.lasts, by_time=True)
+
+    def slice(self, start: int, stop: int) -> NewRows:
+        """Those from `start` up to `stop`."""
+        return NewRows(
+            self.rows,
+            self.at[start:stop],
+            self.lasts[start:stop],
+            self.sort_keys[start:stop],
+            self.places[start:stop],
+            self.sizes[start:stop],
+        )
+
+    def until(self, last: int) -> NewRows:
+        """Those of windows with a last moment up to and with this one."""
+        return self.slice(0, int(np.searchsorted(self.lasts, last, side="right")))
+
+    def after(self, last: int) -> NewRows:
+        """Those of windows with a last moment behind this one."""
+        return self.slice(int(np.searchsorted(self.lasts, last, side="right")), len(self))
+
+    def batches(self, schema: pa.Schema, max_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The columns, in parts of at most so many bytes."""
+        taken = pa.schema([field for field in schema if field.name not in (LAST, PLACE)])
+        for start, stop in cut(self.sizes, max_bytes):
+            found = rows_at(self.rows, self.at[start:stop], taken)
+            columns = dict(zip(taken.names, found.columns, strict=True))
+            columns |= {LAST: pa.array(self.lasts[start:stop]), PLACE: pa.array(self.places[start:stop])}
+            yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def portions(
+    stored: Iterable[pa.Table], new: NewRows, schema: pa.Schema, max_bytes: int
+) -> Iterator[pa.Table]:
+    """All rows, each portion with all of its windows: about `max_bytes` of stored ones and of new ones, unless a window has more."""
+    waiting = [schema.empty_table()]
+    size = done = 0
+    for batch in (batch for table in stored for batch in in_batches(table, max_bytes)):
+        if not batch.num_rows:
+            continue
+        part = pa.Table.from_batches([batch])
+        waiting.append(part)
+        size += part.nbytes
+        end = _addresses(part).address(part.num_rows - 1)
+        if size <= max_bytes or _addresses(waiting[1]).address(0) == end:
+            continue
+        whole = pa.concat_tables(waiting)
+        behind, stop = _addresses(whole).first_at(end), new.addresses.first_at(end)
+        yield from _cut(whole.slice(0, behind), new.slice(done, stop), schema, max_bytes)
+        rest, done = whole.slice(behind), stop
+        waiting, size = [waiting[0], rest], rest.nbytes
+    yield from _cut(pa.concat_tables(waiting), new.slice(done, len(new)), schema, max_bytes)
+
+
+def _cut(stored: pa.Table, new: NewRows, schema: pa.Schema, max_bytes: int) -> Iterator[pa.Table]:
+    """Stored rows that fit, and any number of new ones."""
+    start = begin = 0
+    places, of_stored = new.addresses, _addresses(stored)
+    for _, enough in cut(new.sizes, max_bytes):
+        if enough <= start:  # of a window that was larger
+            continue
+        address = places.address(enough - 1)
+        stop = places.first_behind(address)
+        end = stored.num_rows if stop == len(new) else of_stored.first_behind(address)
+        taken = pa.Table.from_batches(new.slice(start, stop).batches(schema, max_bytes), schema)
+        yield pa.concat_tables([stored.slice(begin, end - begin), taken])
+        start, begin = stop, end
+    if begin < stored.num_rows:
+        yield stored.slice(begin)
+
+
+def _addresses(rows: pa.Table) -> SortedBatch:
+    sort_keys, lasts = (rows.column(name).to_numpy() for name in (SORT_KEY, LAST))
+    return SortedBatch(sort_keys, None, (), (), lasts, by_time=True)
+
 
 STAMP = "__penstock_ends"
 FEW_KEYS = 64
@@ -35,7 +150,7 @@ FEW_KEYS = 64
 
 
 @dataclass(frozen=True)
-class WindowRowsSpec:
+class WindowRowsSpec(WindowCodeSpec):
     """What `window(...).process(...)` was asked for."""
 
     key: pa.Schema
@@ -64,21 +179,21 @@ class WindowRowsSpec:
         """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.table,))
 
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of each window that is kept."""
+        if not {LAST, PLACE} <= set(table.names):
+            return None
+        return TableView("rows", "rows of windows", shown_bounds(table.name), table.value)
 
-@dataclass(frozen=True)
-class RowsRun:
-    """What a batch gives: results, and the rows that came too late."""
+    @property
+    def allowed_lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.lateness_us
 
-    results: list[pa.RecordBatch]
-    late: pa.Table
-    waits_for: int | None
-
-
-def run_window_rows(
-    spec: WindowRowsSpec, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context
-) -> RowsRun:
-    """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for the windows that are over."""
-    return _Run(spec, state, clock, context).run(rows)
+    def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
+        """Call the user's code for the windows that are over."""
+        return _Run(self, state, clock, context).run(rows)
 
 
 @dataclass(frozen=True)
@@ -92,7 +207,7 @@ class _Run:
         times = RowTimes.of(rows, self.spec.time, self.clock, operator=self.context.operator)
         windows = self.spec.windows
         newest = times.numbers - (times.numbers - windows.offset_us) % windows.every_us
-        over_us = self.clock.windows_over_us(self.spec.lateness_us)
+        over_us = self.clock.closed_until_us(self.spec.lateness_us)
         in_time = times.sensible & (newest + windows.size_us - 1 > over_us)
         late = rows.filter(pa.array(~in_time))
         new = self._by_window(rows, np.flatnonzero(in_time), times.numbers)
@@ -111,10 +226,12 @@ class _Run:
         """The rows of the batch, once for each window that they are in and that is awaited."""
         pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
         of, lasts = self.spec.windows.windows_of(pane)
-        open_ = lasts > self.clock.windows_over_us(self.spec.lateness_us)
+        open_ = lasts > self.clock.closed_until_us(self.spec.lateness_us)
         at, lasts = at[of[open_]], lasts[open_]
         rows = widened(rows).combine_chunks()
-        return NewRows.in_order(rows, at, lasts, places(self.state.generation, at), table_row_bytes(rows))
+        return NewRows.in_order(
+            rows, at, lasts, arrival_numbers(self.state.generation, at), table_row_bytes(rows)
+        )
 
     def _due(self) -> Iterator[pa.Table]:
         """Stored rows of windows that the watermark passes in this batch."""
@@ -139,7 +256,7 @@ class _Run:
             found = [table.at(last, one) for one in sort_keys] if few else [table.until(last, after=last - 1)]
             for part in chain.from_iterable(found):
                 rows = self._read(part)
-                yield rows.filter(pa.array(among(self._windows(rows), windows, by_time=True)))
+                yield rows.filter(pa.array(rows_in(self._windows(rows), windows, by_time=True)))
 
     def _windows(self, rows: pa.Table) -> KeyBatch:
         names = [*self.spec.key.names, LAST]

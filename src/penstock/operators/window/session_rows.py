@@ -21,29 +21,29 @@ from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.clock import OperatorClock
 from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, order_keys
-from penstock.operators.row_times import RowTimes
-from penstock.operators.session_aggregate import (
+from penstock.operators.stored_rows import stored_rows
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.time_ranges import Ranges, Timed, in_range
+from penstock.operators.views import StoredTable, TableView
+from penstock.operators.window.base import (
+    KEYS_AT_ONCE,
+    LAST,
+    PLACE,
+    PORTION_BYTES,
+    RowTimes,
+    arrival_numbers,
+    one_batch,
+    rows_in,
+)
+from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
+from penstock.operators.window.kinds import Numbers, SessionWindows
+from penstock.operators.window.session import (
     FIRST_ROW,
     LAST_ROW,
     Growth,
     SessionRun,
     Sessions,
     SessionSpec,
-)
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_ranges import Ranges, Timed, in_range
-from penstock.operators.window_calls import WindowCode, WindowRows
-from penstock.operators.window_kinds import Numbers, SessionWindows
-from penstock.operators.window_rows import RowsRun
-from penstock.operators.window_tables import (
-    KEYS_AT_ONCE,
-    LAST,
-    PLACE,
-    PORTION_BYTES,
-    among,
-    one_batch,
-    places,
 )
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.backends.lookup import lookup
@@ -56,7 +56,7 @@ _ROWS = AggregateColumn("rows", Kind.COUNT, (Partial("__penstock_rows", Kind.COU
 
 
 @dataclass(frozen=True)
-class SessionRowsSpec:
+class SessionRowsSpec(WindowCodeSpec):
     """What `window(session(...)).process(...)` was asked for."""
 
     key: pa.Schema
@@ -91,28 +91,42 @@ class SessionRowsSpec:
         sessions = self.sessions
         return StateLayout(self.key, pa.schema([]), (sessions.sessions, sessions.ends, self.table))
 
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of sessions that are kept."""
+        return TableView("rows", "rows", (), table.value) if table.names == [TIME, PLACE] else None
 
-def run_session_rows(
-    spec: SessionRowsSpec, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context
-) -> RowsRun:
-    """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for the sessions that are over."""
-    times = RowTimes.of(rows, spec.time, clock, operator=context.operator)
-    at = np.flatnonzero(times.sensible)
-    timed = _with_times(spec, rows.take(pa.array(at)), times.numbers[at], places(state.generation, at))
-    growths: list[Growth] = []
-    run = SessionRun(spec.sessions, state, clock, growths.append)
-    is_late = run.take_in(_as_stretches(spec, timed))
-    run.close()
-    table = _Rows(spec, state, timed.filter(pa.array(~is_late)))
-    for growth in growths:
-        table.leave_out(growth, clock.before_us)
-    results = [batch for sessions in run.closed for batch in table.results(sessions, context)]
-    for growth in growths:
-        table.write(growth, over_us=clock.watermark_us - spec.lateness_us)
-    table.forget()
-    late = np.ones(rows.num_rows, dtype=np.bool_)
-    late[at[~is_late]] = False
-    return RowsRun(results, rows.filter(pa.array(late)), run.waits_for)
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """How many rows a session has."""
+        return "rows" if column == _ROWS.partials[0].name else None
+
+    @property
+    def allowed_lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.lateness_us
+
+    def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
+        """Call the user's code for the sessions that are over."""
+        times = RowTimes.of(rows, self.time, clock, operator=context.operator)
+        at = np.flatnonzero(times.sensible)
+        timed = _with_times(
+            self, rows.take(pa.array(at)), times.numbers[at], arrival_numbers(state.generation, at)
+        )
+        growths: list[Growth] = []
+        run = SessionRun(self.sessions, state, clock, growths.append)
+        is_late = run.take_in(_as_stretches(self, timed))
+        run.close()
+        table = _Rows(self, state, timed.filter(pa.array(~is_late)))
+        for growth in growths:
+            table.leave_out(growth, clock.before_us)
+        results = [batch for sessions in run.closed for batch in table.results(sessions, context)]
+        for growth in growths:
+            table.write(growth, over_us=clock.watermark_us - self.lateness_us)
+        table.forget()
+        late = np.ones(rows.num_rows, dtype=np.bool_)
+        late[at[~is_late]] = False
+        return RowsRun(results, rows.filter(pa.array(late)), run.waits_for)
 
 
 def kept_until(starts: Numbers, lasts: Numbers, gap_us: int) -> Numbers:
@@ -161,7 +175,7 @@ class _Rows:
         at = np.unique(_pairs(self._ranges(rows, index, sessions, of))[1])
         covered = self._named(keys, index[at], rows.take(pa.array(at)))
         own = [self._stored_rows(growth.was)[0]] if len(growth.was.starts) else []
-        left_over = np.flatnonzero(~among(covered, own))
+        left_over = np.flatnonzero(~rows_in(covered, own))
         if len(left_over):
             self._left_out.append(covered.take(left_over))
 
@@ -206,7 +220,7 @@ class _Rows:
         order = np.lexsort((rows.column(TIME).to_numpy(), numbers))
         rows, numbers = rows.take(pa.array(order)), numbers[order]
         if self._left_out:
-            stay = np.flatnonzero(~among(self._named(keys, numbers, rows), self._left_out))
+            stay = np.flatnonzero(~rows_in(self._named(keys, numbers, rows), self._left_out))
             rows, numbers = rows.take(pa.array(stay)), numbers[stay]
         return rows, numbers
 

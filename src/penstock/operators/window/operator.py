@@ -1,0 +1,241 @@
+"""`window`: SQL aggregates, or own code, over windows of each key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from penstock.config import Duration, seconds
+from penstock.errors import ConfigError
+from penstock.operators.aggregate.operator import refuse_updates
+from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
+from penstock.operators.everything import shown_keys
+from penstock.operators.process.parameters import check_call
+from penstock.operators.row_order import Order, OrderBy, parse_orders
+from penstock.operators.side_outputs import declared_sides
+from penstock.operators.states import declared_state
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.window.kinds import (
+    LONGEST_S,
+    WINDOW_END,
+    WINDOW_START,
+    CountWindows,
+    SessionWindows,
+    WindowProcess,
+    Windows,
+)
+from penstock.state.declared import schema_ddl
+from penstock.state.lifetimes import in_microseconds
+from penstock.state.types import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from penstock.state.declared import Columns
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """What `window(...)` was given."""
+
+    windows: Windows
+    lateness_us: int
+    early_us: int | None
+    event_time: str | None
+
+    @classmethod
+    def checked(
+        cls,
+        windows: object,
+        keys: tuple[str, ...],
+        *,
+        lateness: Duration,
+        early: Duration | None,
+        event_time: str | None,
+    ) -> WindowOptions:
+        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        if not isinstance(windows, Windows):
+            raise ConfigError(
+                f"window({windows!r}): it takes one of tumbling('1min'), sliding('10min', '1min'), session('30min'), count_window(100)"
+            )
+        length = seconds("lateness", lateness)
+        if length > LONGEST_S:
+            raise ConfigError(f"lateness={lateness!r} is longer than 1,000 years", lateness=lateness)
+        early_us = None if early is None else in_microseconds(seconds("early", early, exclusive=True))
+        if isinstance(windows, CountWindows) and (length or early is not None or event_time is not None):
+            raise ConfigError(
+                f"window({windows}): rows alone decide when it is full, so that lateness, early and event_time mean nothing for it; leave "
+                "them out"
+            )
+        if event_time is not None and (not isinstance(event_time, str) or not event_time):
+            raise ConfigError(
+                f"event_time={event_time!r}: it takes the name of a column", event_time=event_time
+            )
+        if isinstance(windows, CountWindows) and not shown_keys(keys):
+            raise ConfigError(
+                f"window({windows}): without a key, one subtask would have to count all rows one by one; call key_by first"
+            )
+        return cls(windows, in_microseconds(length), early_us, event_time)
+
+    @property
+    def added_columns(self) -> tuple[str, ...]:
+        """The columns of results beside the key and the aggregates."""
+        return () if isinstance(self.windows, CountWindows) else (WINDOW_START, WINDOW_END)
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Operator):
+    """SQL aggregates, or the user's own code, over windows of each key. One of `columns` and `operator` is there."""
+
+    windows: Windows
+    lateness_us: int = 0
+    early_us: int | None = None
+    event_time: str | None = None
+    """The column that the user named; None for that of the stream."""
+    columns: dict[str, Column] = field(default_factory=dict)
+    operator: WindowProcess | None = None
+    output: pa.Schema | None = None
+    """The columns of its results, where there is own code."""
+    order_by: tuple[Order, ...] = ()
+
+    late_inputs: ClassVar[tuple[str, ...]] = (LEFT,)
+
+    @classmethod
+    def aggregating(
+        cls,
+        uid: str,
+        upstream: Node,
+        keys: tuple[str, ...],
+        options: WindowOptions,
+        columns: dict[str, Column],
+    ) -> Window:
+        """Aggregates of windows, or a `ConfigError` that says what is wrong with them."""
+        if options.early_us is not None and isinstance(options.windows, SessionWindows):
+            raise ConfigError(
+                f"aggregate {uid!r}: early is for tumbling and sliding windows; a session that is open may become another "
+                "one. Leave early out",
+                uid=uid,
+            )
+        refuse_updates(upstream, uid)
+        for name in options.added_columns:
+            if name in keys:
+                raise ConfigError(
+                    f"aggregate {uid!r}: the key column {name!r} has the name of a column that windows add; rename it before key_by",
+                    uid=uid,
+                )
+        return cls(
+            uid,
+            upstream,
+            keys,
+            options.windows,
+            options.lateness_us,
+            options.early_us,
+            options.event_time,
+            columns=columns,
+        )
+
+    @classmethod
+    def processing(
+        cls,
+        uid: str,
+        upstream: Node,
+        keys: tuple[str, ...],
+        options: WindowOptions,
+        operator: WindowProcess,
+        *,
+        schema: Columns,
+        order_by: OrderBy,
+    ) -> Window:
+        """Own code over windows, or a `ConfigError` that says what is wrong with it."""
+        if not isinstance(operator, WindowProcess):
+            made = f"; write {operator.__name__}()" if isinstance(operator, type) else ""
+            raise ConfigError(
+                f"process({operator!r}): behind window(...) it takes an instance of a WindowProcess subclass{made}",
+                uid=uid,
+            )
+        if not shown_keys(keys):
+            raise ConfigError(
+                f"operator {uid!r}: own code over windows without a key would be one subtask's work over all rows; aggregate them, or call "
+                "key_by first",
+                uid=uid,
+            )
+        for kind, found in (("state", declared_state(operator)), ("side output", declared_sides(operator))):
+            for name in found:
+                raise ConfigError(
+                    f"operator {uid!r}: {type(operator).__name__} is a WindowProcess, which has no {kind} of its own ({name!r}): it sees "
+                    "all rows of a window at once; put a KeyedProcess behind it for more",
+                    uid=uid,
+                )
+        if options.early_us is not None:
+            raise ConfigError(
+                f"operator {uid!r}: early is for aggregate; own code is called when a window closes. Leave early out",
+                uid=uid,
+            )
+        refuse_updates(upstream, uid)
+        check_call(operator, operator.process, ("key", "window", "rows", "ctx"), uid)
+        return cls(
+            uid,
+            upstream,
+            keys,
+            options.windows,
+            options.lateness_us,
+            options.early_us,
+            options.event_time,
+            operator=operator,
+            output=arrow_schema(schema_ddl(schema)),
+            order_by=parse_orders(order_by, "order_by"),
+        )
+
+    def describe(self) -> str:
+        """The windows, and the class of the user's."""
+        return f"{self.windows}{'' if self.operator is None else f', {type(self.operator).__name__}'}"
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the number of rows alone says when a window is full."""
+        return isinstance(self.windows, CountWindows)
+
+    @property
+    def judges_by_time(self) -> bool:
+        """Unless its windows count rows."""
+        return not self.counts_rows
+
+    @property
+    def partly_aggregated(self) -> bool:
+        """To windows of so many rows each row comes alone."""
+        return bool(self.columns) and not self.counts_rows
+
+    @property
+    def end_column(self) -> str | None:
+        """The end of the window, unless windows count rows."""
+        return None if self.counts_rows else WINDOW_END
+
+    @property
+    def revised_by(self) -> tuple[str, ...]:
+        """With lateness or early results a window gives several."""
+        options = (("lateness", self.lateness_us), ("early", self.early_us))
+        return tuple(word for word, is_set in options if is_set)
+
+    @property
+    def allowed_lateness_us(self) -> int | None:
+        """The lateness that the user has set."""
+        return self.lateness_us
+
+    @property
+    def own_code(self) -> object | None:
+        """The `WindowProcess` of the user, if there is one."""
+        return self.operator
+
+    def needs_event_time(self) -> EventTimeNeed | None:
+        """Without it no window would close."""
+        if self.counts_rows:
+            return None
+        return EventTimeNeed(f"cuts rows into {self.windows}", "none of them would ever close")
+
+    def result_time(self) -> TimeColumn | None:
+        """The last moment of the window."""
+        if self.counts_rows:
+            return super().result_time()
+        return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)

@@ -1,0 +1,277 @@
+"""Windows as Spark sees them: it puts rows into stretches of time, aggregates these, and finds rows that come too late. Driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from penstock.config import OnBadRecord
+from penstock.errors import ConfigError, InternalError
+from penstock.operators.aggregate.distinct import counting_distinct, with_sets
+from penstock.operators.base import LEFT
+from penstock.operators.clock import OperatorClock
+from penstock.operators.everything import shown_keys
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.window.base import ABSURD, LATE, PANE
+from penstock.operators.window.calls import WindowCode
+from penstock.operators.window.count import CountRowsSpec, CountSpec
+from penstock.operators.window.kinds import (
+    WINDOW_END,
+    WINDOW_START,
+    CountWindows,
+    SessionWindows,
+    TimeWindows,
+)
+from penstock.operators.window.operator import Window
+from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time import WindowSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
+from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key
+from penstock.spark.event_times import event_time_of, in_microseconds
+from penstock.spark.key_columns import quoted
+from penstock.spark.operators.aggregate_columns import describe, distinct_values, partials, partials_of_a_row
+from penstock.spark.operators.aggregate_values import DistinctValues, for_aggregates, with_arrival
+from penstock.spark.operators.base import BatchInput, CompiledOperator, OperatorInput, TaskFrame, compiled
+from penstock.spark.versions import arrow_schema, arrow_type
+from penstock.state.keys import SORT_KEY
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
+
+
+def pane(windows: TimeWindows, time: Column, lateness_us: int, clock: OperatorClock) -> Column:
+    """The pane of a row, or the number that says that it comes too late. Nothing is computed of times that are no times."""
+    size_us, offset = windows.size_us, F.lit(windows.offset_us)
+    newest = time - F.pmod(time - offset, F.lit(windows.every_us))
+    late = newest <= F.lit(clock.closed_until_us(lateness_us) - size_us + 1)
+    own = time - F.pmod(time - offset, F.lit(windows.pane_us))
+    no_time = _absurd(time, size_us + lateness_us, clock)
+    return F.when(no_time, F.lit(ABSURD)).when(late, F.lit(LATE)).otherwise(own)
+
+
+def session_pane(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
+    """A stretch of a gap's length: rows in it are in one session."""
+    own = time - F.pmod(time, F.lit(gap_us))
+    return F.when(_absurd(time, gap_us + lateness_us, clock), F.lit(ABSURD)).otherwise(own)
+
+
+def late_session(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
+    """Whether a row comes too late, unless its session has others that do not."""
+    late = time <= F.lit(clock.closed_until_us(lateness_us) - gap_us + 1)
+    return _absurd(time, gap_us + lateness_us, clock) | late
+
+
+def _absurd(time: Column, longest_us: int, clock: OperatorClock) -> Column:
+    """No time, one too far ahead, or one that is so far away that nothing can be added to it."""
+    lowest, highest = LONG_AGO_US + longest_us, min(clock.latest_us, FAR_AWAY_US - 2 * longest_us)
+    return time.isNull() | (time < F.lit(lowest)) | (time > F.lit(highest))
+
+
+@dataclass(frozen=True)
+class CompiledTimeWindow(CompiledOperator):
+    """Aggregates of tumbling or sliding windows. Spark finds the late rows."""
+
+    node: Window
+    spec: WindowSpec
+    time: TimeColumn
+    partials: tuple[Column, ...]
+    distinct: tuple[DistinctValues, ...] = ()
+
+    @property
+    def placed_by(self) -> tuple[str, ...]:
+        """What says to which subtask a row goes. A tumbling window is a key of its own, so `groupBy` puts it where it belongs."""
+        windows = self.spec.windows
+        return (*self.node.keys, PANE) if windows.every_us == windows.size_us else self.node.keys
+
+    def grouped(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
+        """The aggregates by key and pane; late rows are panes of their own."""
+        numbered = with_arrival(rows, self.spec.specs).withColumn(PANE, self._pane(rows, clock))
+        return grouped_with_bad_rows(
+            numbered,
+            self.node.keys,
+            self.partials,
+            self.on_bad_record,
+            self.distinct,
+            also=(PANE,),
+            numbered=True,
+            counted=_counted(self.node),
+        )
+
+    def prepared(self, batch: BatchInput) -> TaskFrame:
+        """One row for each key and pane."""
+        grouped, keys = self.grouped(batch.rows, batch.clock), self.placed_by
+        return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+
+    @property
+    def finds_late_rows(self) -> bool:
+        """The watermark alone says which windows are over."""
+        return True
+
+    def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
+        """Of the rows of a batch those that come too late, as they came. A row without a key is a bad row, and not late."""
+        return rows.where((self._pane(rows, clock) < F.lit(LONG_AGO_US)) & ~has_no_key(self.node.keys))
+
+    def _pane(self, rows: DataFrame, clock: OperatorClock) -> Column:
+        clock = clock.judging(self.time)
+        return pane(self.spec.windows, in_microseconds(self.time, rows), self.node.lateness_us, clock)
+
+
+@dataclass(frozen=True)
+class CompiledSession(CompiledOperator):
+    """Aggregates of sessions. Which rows are late is known only beside the state."""
+
+    node: Window
+    spec: SessionSpec
+    time: TimeColumn
+    partials: tuple[Column, ...]
+
+    def prepared(self, batch: BatchInput) -> TaskFrame:
+        """One row for each key and stretch of a gap's length; rows that may be late as they are."""
+        keys, time, clock = (
+            self.node.keys,
+            in_microseconds(self.time, batch.rows),
+            batch.clock.judging(self.time),
+        )
+        gap_us, lateness_us = self.spec.windows.gap_us, self.node.lateness_us
+        rows = with_arrival(batch.rows, self.spec.specs)
+        rows = rows.withColumn(PANE, session_pane(gap_us, lateness_us, time, clock))
+        counted = F.when(F.col(PANE) >= F.lit(LONG_AGO_US), time)
+        ends = (F.min(counted).alias(FIRST_ROW), F.max(counted).alias(LAST_ROW))
+        may_be_late = late_session(gap_us, lateness_us, time, clock) if LEFT in self.outputs.late else None
+        grouped = grouped_with_bad_rows(
+            rows,
+            keys,
+            (*ends, *self.partials),
+            self.on_bad_record,
+            also=(PANE,),
+            numbered=True,
+            whole=may_be_late,
+        )
+        return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+
+
+@dataclass(frozen=True)
+class CompiledCount(CompiledOperator):
+    """Aggregates of every so many rows."""
+
+    partials: tuple[Column, ...]
+    whole: tuple[str, ...]
+    """The columns of a row."""
+
+    def prepared(self, batch: BatchInput) -> TaskFrame:
+        """The partial aggregates of each row alone, and the row where bad rows are kept."""
+        keys = self.node.keys
+        kept = self.whole if self.on_bad_record is OnBadRecord.KEEP else keys
+        rows = batch.rows.select(*map(quoted, kept), *self.partials)
+        return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+
+
+@dataclass(frozen=True)
+class CompiledWindowCode(CompiledOperator):
+    """Own code over windows of any kind. Its tasks get the rows as they are."""
+
+    def prepared(self, batch: BatchInput) -> TaskFrame:
+        """All rows. Where Spark has already grouped them by the key, they stay where they are."""
+        keys = self.node.keys
+        return TaskFrame(batch.rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+
+
+def compile_window(node: Window, given: OperatorInput) -> CompiledOperator:
+    """Check it against the columns there are; raises `ConfigError`."""
+    return _aggregates(node, given) if node.columns else _own_code(node, given)
+
+
+def _aggregates(node: Window, given: OperatorInput) -> CompiledOperator:
+    windows, frame, key = node.windows, given.frame, given.key
+    timed = not isinstance(windows, CountWindows)
+    specs = tuple(describe(name, column, frame, timed=timed) for name, column in node.columns.items())
+    if not isinstance(windows, TimeWindows):
+        specs = with_sets(specs)
+    if isinstance(windows, CountWindows):
+        each = tuple(
+            part for spec in specs for part in partials_of_a_row(spec, node.columns[spec.name], frame)
+        )
+        result = all_nullable(_result(node, frame, ()))
+        whole = tuple(frame.columns)
+        return compiled(
+            given, CountSpec(key, windows, specs), result, CompiledCount, partials=each, whole=whole
+        )
+    time = event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
+    kind = frame.schema[time.column].dataType
+    result = _result(node, frame, (StructField(WINDOW_START, kind), StructField(WINDOW_END, kind)))
+    distinct = tuple(
+        distinct_values(spec, node.columns[spec.name], frame) for spec in counting_distinct(specs)
+    )
+    counted = _counted(node) & for_aggregates() if distinct else _counted(node)
+    moment = in_microseconds(time, frame)
+    parts = tuple(
+        part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counted, moment)
+    )
+    moments = arrow_type(kind)
+    if isinstance(windows, SessionWindows):
+        spec = SessionSpec(key, windows, node.lateness_us, specs, moments, time)
+        return compiled(given, spec, all_nullable(result), CompiledSession, time=time, partials=parts)
+    return compiled(
+        given,
+        WindowSpec(key, windows, node.lateness_us, specs, moments, node.early_us, time),
+        all_nullable(result),
+        CompiledTimeWindow,
+        late=False,
+        time=time,
+        partials=parts,
+        distinct=distinct,
+    )
+
+
+def _counted(node: Window) -> Column:
+    """Which rows count: those that are not late, and have a key."""
+    return (F.col(PANE) >= F.lit(LONG_AGO_US)) & ~has_no_key(node.keys)
+
+
+def _result(node: Window, frame: DataFrame, times: tuple[StructField, ...]) -> StructType:
+    aggregated = frame.groupBy(*map(quoted, node.keys)).agg(
+        *(column.alias(name) for name, column in node.columns.items())
+    )
+    fields = aggregated.schema.fields
+    return StructType([*fields[: len(shown_keys(node.keys))], *times, *fields[len(node.keys) :]])
+
+
+def _own_code(node: Window, given: OperatorInput) -> CompiledOperator:
+    frame, key = given.frame, given.key
+    _check_columns(node, frame)
+    if node.operator is None or node.output is None:
+        raise InternalError(f"window {node.uid!r} has neither aggregates nor own code")
+    columns, windows = arrow_schema(frame.schema), node.windows
+    result = from_arrow_schema(node.output)
+    if isinstance(windows, CountWindows):
+        code = WindowCode(node.operator, node.output, None)
+        counting = CountRowsSpec(key, windows, columns, code, node.order_by)
+        return compiled(given, counting, result, CompiledWindowCode)
+    time = event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
+    code = WindowCode(node.operator, node.output, columns.field(time.column).type)
+    if isinstance(windows, SessionWindows):
+        sessions = SessionRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, code)
+        return compiled(given, sessions, result, CompiledWindowCode)
+    spec = WindowRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, code)
+    return compiled(given, spec, result, CompiledWindowCode)
+
+
+def _check_columns(node: Window, frame: DataFrame) -> None:
+    times = Counter(name.lower() for name in frame.columns)
+    twice = [name for name in frame.columns if times[name.lower()] > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have two columns {twice[0]!r}, of which a window could keep only one; rename one of them",
+            operator=node.uid,
+            column=twice[0],
+        )
+    missing = [order.column for order in node.order_by if order.column not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}",
+            operator=node.uid,
+        )
