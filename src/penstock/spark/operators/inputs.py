@@ -1,4 +1,4 @@
-"""Rows that travel with those of an operator in one frame: of a broadcast stream, of a second input, and rows that only wake a subtask. Driver.
+"""Rows that travel with those of an operator in one frame: of a broadcast stream, of a second input, and rows that wake a subtask. Driver.
 
 Each row has nulls in the columns of the other kinds. `operators/inputs.py` takes them apart in the task.
 """
