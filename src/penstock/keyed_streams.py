@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
@@ -10,6 +10,8 @@ from penstock.graph import Graph
 from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 
     from penstock.state.declared import Columns
 
+_Code = TypeVar("_Code", bound=OwnCode)
+"""The kind of own code that a stream takes."""
 
-class _WithOwnCode:
+
+class _WithOwnCode(Generic[_Code]):
     """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
     def __init__(
@@ -37,7 +42,7 @@ class _WithOwnCode:
 
     def process(
         self,
-        operator: OwnCode,
+        operator: _Code,
         *,
         schema: Columns,
         uid: str,
@@ -64,7 +69,7 @@ class _WithOwnCode:
         return added(self._graph, node, on_bad_record)
 
 
-class KeyedStream(_WithOwnCode):
+class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
     """A stream whose rows are grouped by key."""
 
     def aggregate(
@@ -132,12 +137,12 @@ class KeyedStream(_WithOwnCode):
         return WindowedStream(self._graph, self._node, self._keys, options)
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[KeyedProcess | BatchProcess]: ...
     @overload
     def connect(self, other: KeyedStream) -> ConnectedKeyedStreams: ...
     def connect(
         self, other: BroadcastStream | KeyedStream
-    ) -> BroadcastConnectedStream | ConnectedKeyedStreams:
+    ) -> BroadcastConnectedStream[KeyedProcess | BatchProcess] | ConnectedKeyedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
@@ -248,8 +253,11 @@ class WindowedStream:
         return added(self._graph, node, on_bad_record)
 
 
-class BroadcastConnectedStream(_WithOwnCode):
-    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
+class BroadcastConnectedStream(_WithOwnCode[_Code]):
+    """A stream whose operator sees a broadcast stream beside it: what `connect` returns.
+
+    With a key it takes a `KeyedProcess` or `BatchProcess`, without one a `Process`.
+    """
 
 
 class BroadcastStream:

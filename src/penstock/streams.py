@@ -145,10 +145,12 @@ class Stream:
         return BroadcastStream(self._graph, Broadcast(self._node, parse_orders(order_by, "order_by")))
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[UnkeyedProcess]: ...
     @overload
     def connect(self, other: Stream) -> ConnectedStreams: ...
-    def connect(self, other: BroadcastStream | Stream) -> BroadcastConnectedStream | ConnectedStreams:
+    def connect(
+        self, other: BroadcastStream | Stream
+    ) -> BroadcastConnectedStream[UnkeyedProcess] | ConnectedStreams:
         """Let the operator that comes next see another stream, too.
 
         `payments.connect(rules.broadcast()).process(...)`: all rows of it, in every subtask.

@@ -25,7 +25,7 @@ from penstock.operators.base import TaskContext
 from penstock.operators.clock import OperatorClock
 from penstock.operators.late_rows import LateRows
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.keyed import Context, KeyedCode
 from penstock.operators.process.run_columns import run_batch_process
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
@@ -94,7 +94,7 @@ def task_context(clock: OperatorClock, keys: tuple[str, ...] = ("k",)) -> TaskCo
     )
 
 
-Operator = KeyedProcess | BatchProcess | BuiltIn
+Operator = KeyedCode | BatchProcess | BuiltIn
 
 
 class OperatorCluster:

@@ -16,7 +16,7 @@ from penstock.errors import BadRecordError, PenstockError
 from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.cells import Cell
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.keyed import Context, KeyedCode
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.states import StateAssignedError, declared_state
@@ -109,9 +109,7 @@ def _arguments(frame: FrameType) -> list[object]:
 
 def _is_call(frame: FrameType) -> bool:
     """Whether it is of a method of the user's operator, which may be in an installed package."""
-    return isinstance(
-        next(iter(_arguments(frame)), None), KeyedProcess | BatchProcess | Process | WindowProcess
-    )
+    return isinstance(next(iter(_arguments(frame)), None), KeyedCode | BatchProcess | Process | WindowProcess)
 
 
 def _key(frames: list[FrameType]) -> str:
@@ -121,7 +119,7 @@ def _key(frames: list[FrameType]) -> str:
         if (
             frame.f_code.co_name in ("process", "process_left", "process_right", "on_timer")
             and len(arguments) > 1
-            and isinstance(arguments[0], KeyedProcess | WindowProcess)
+            and isinstance(arguments[0], KeyedCode | WindowProcess)
         ):
             return shown(arguments[1])
     return ""
@@ -182,7 +180,7 @@ def _attributes(owner: object, name: str) -> str:
             return _listed("columns", owner._fields, name)
         case BatchColumns():
             return f'{_listed("columns", owner.column_names, name)}; write batch["name"]'
-        case KeyedProcess() | BatchProcess() | Process():
+        case KeyedCode() | BatchProcess() | Process():
             return _listed("states", declared_state(owner), name, also=vars(owner))
         case Cell():
             return owner.members

@@ -12,14 +12,14 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
-from penstock.operators.process.keyed import Cells, KeyedProcess
+from penstock.operators.process.keyed import Cells, KeyedCode
 from penstock.operators.states import value_schema
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import in_batches
 
 
-def write_back(operator: KeyedProcess, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:
+def write_back(operator: KeyedCode, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:
     """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
     by_column = cells.touched()
     touched = np.zeros(len(keys), dtype=np.bool_)
@@ -42,7 +42,7 @@ def write_back(operator: KeyedProcess, keys: KeyBatch, cells: Cells, state: Open
 
 
 def unfit_state(
-    operator: KeyedProcess, cells: Mapping[str, ColumnCell], uid: str
+    operator: KeyedCode, cells: Mapping[str, ColumnCell], uid: str
 ) -> Iterator[tuple[int, BadRecordError]]:
     """The keys, by their position, to whose state something was set that does not fit, and what it is."""
     for column in value_schema(operator):
@@ -54,7 +54,7 @@ def unfit_state(
                 yield index, error
 
 
-def check_state(operator: KeyedProcess, cells: Cells, index: int, uid: str) -> None:
+def check_state(operator: KeyedCode, cells: Cells, index: int, uid: str) -> None:
     """Raise `BadRecordError` if something was set to the state of a key that does not fit."""
     for column in value_schema(operator):
         cell = cells.columns[column.name]

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context, KeyedProcess, Output
+from penstock.operators.process.keyed import Context, KeyedCode, Output
 from penstock.operators.rows import CameAs, Rows, RowTable
 from penstock.operators.time_column import TimeColumn
 from penstock.state.keys import SORT_KEY
 
 
-class KeyedCoProcess(KeyedProcess):
+class KeyedCoProcess(KeyedCode):
     """Own Python code that sees the rows of one key of two streams, and has one state for both.
 
     For `left.key_by("k").connect(right.key_by("id")).process(...)`. Declare states, side outputs and `on_timer` as in a `KeyedProcess`.

@@ -105,7 +105,21 @@ class Context:
         self._rejected.take(row, reason)
 
 
-class KeyedProcess(TakesBroadcast, TakesTimers, metaclass=OperatorType):
+class KeyedCode(TakesBroadcast, TakesTimers, metaclass=OperatorType):
+    """Own code that is called key by key, with rows of one stream (`KeyedProcess`) or of two (`KeyedCoProcess`)."""
+
+    @abstractmethod
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Output] | None:
+        """Handle the rows of one key in one batch."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Cell) and self.__dict__.get(name) is value:
+            return  # of `self.recent += [...]`, which has changed it already
+        refuse_state_assignment(self, name)
+        super().__setattr__(name, value)
+
+
+class KeyedProcess(KeyedCode):
     """Own Python code that sees the rows of one key at a time and remembers what it likes about the key.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an
@@ -122,12 +136,6 @@ class KeyedProcess(TakesBroadcast, TakesTimers, metaclass=OperatorType):
         `ctx.emit` gives rows to a declared `SideOutput`.
         The classic mistake: changing the outside world here. After a failure that happens again; use a sink.
         """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Cell) and self.__dict__.get(name) is value:
-            return  # of `self.recent += [...]`, which has changed it already
-        refuse_state_assignment(self, name)
-        super().__setattr__(name, value)
 
 
 class Cells:
@@ -219,7 +227,7 @@ class Cells:
             self.timers.write()
 
 
-def bind(operator: KeyedProcess, timers: TimersCell | None = None) -> Cells:
+def bind(operator: KeyedCode, timers: TimersCell | None = None) -> Cells:
     """Put a cell in place of every state that a key has."""
     declared = keyed_states(operator)
     cells = {name: state.make_cell(name) for name, state in declared.items()}

@@ -13,7 +13,7 @@ from penstock.operators.base import Broadcast, Node, Operator, SecondInput
 from penstock.operators.process.broadcast import refuse_results, takes_broadcast
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.keyed import KeyedCode, KeyedProcess
 from penstock.operators.process.parameters import check_parameters
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.row_order import Order, OrderBy, parse_orders
@@ -26,8 +26,8 @@ from penstock.state.types import arrow_schema
 if TYPE_CHECKING:
     from penstock.state.declared import Columns
 
-OwnCode = KeyedProcess | BatchProcess | Process
-"""An object of a class that the user wrote. A `KeyedCoProcess` is a `KeyedProcess`."""
+OwnCode = KeyedCode | BatchProcess | Process
+"""An object of a class that the user wrote."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +132,13 @@ def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:
             f"operator {uid!r}: {type(operator).__name__} is a Process, which has no key; leave key_by(...) out, or make it a KeyedProcess",
             uid=uid,
         )
-    if isinstance(operator, KeyedProcess | BatchProcess) and not keyed:
+    if isinstance(operator, KeyedCode | BatchProcess) and not keyed:
         raise ConfigError(
             f"operator {uid!r}: {type(operator).__name__} is a {_base(operator).__name__}, which needs a key; write "
             "stream.key_by('column').process(...), or make it a Process, which has none",
             uid=uid,
         )
-    if not isinstance(operator, KeyedProcess | BatchProcess | Process):
+    if not isinstance(operator, KeyedCode | BatchProcess | Process):
         made = f"; write {operator.__name__}()" if isinstance(operator, type) else ""
         raise ConfigError(
             f"process({operator!r}): it takes an instance of a {wanted} subclass{made}", uid=uid

@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 from penstock.operators.process.broadcast import takes_broadcast
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.timers import takes_timers
 from penstock.places import AT, place_of_function
@@ -21,7 +21,7 @@ _TIMER = ("key", "timer", "ctx")
 _TIMERS = ("keys", "timers", "state")
 
 
-def check_parameters(operator: KeyedProcess | BatchProcess | Process, uid: str) -> None:
+def check_parameters(operator: KeyedCode | BatchProcess | Process, uid: str) -> None:
     """Refuse a function of an operator that cannot take what it is given: every call of it would fail."""
     if isinstance(operator, BatchProcess):
         check_call(operator, operator.process_batch, _BATCH, uid)
@@ -29,10 +29,8 @@ def check_parameters(operator: KeyedProcess | BatchProcess | Process, uid: str) 
         check_call(operator, operator.process_left, _KEYED, uid)
         check_call(operator, operator.process_right, _KEYED, uid)
     else:
-        check_call(
-            operator, operator.process, _KEYED if isinstance(operator, KeyedProcess) else _UNKEYED, uid
-        )
-    if isinstance(operator, KeyedProcess) and takes_timers(operator):
+        check_call(operator, operator.process, _KEYED if isinstance(operator, KeyedCode) else _UNKEYED, uid)
+    if isinstance(operator, KeyedCode) and takes_timers(operator):
         check_call(operator, operator.on_timer, _TIMER, uid)
     if isinstance(operator, BatchProcess) and takes_timers(operator):
         check_call(operator, operator.on_timers, _TIMERS, uid)

@@ -19,7 +19,7 @@ from penstock.operators.given_rows import as_given_flat, copy_emitted, may_chang
 from penstock.operators.grouping import Grouped
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedProcess, bind
+from penstock.operators.process.keyed import Cells, Context, KeyedCode, bind
 from penstock.operators.python_values import python_values
 from penstock.operators.rejected_rows import EndsTheRun
 from penstock.operators.rows import Row, Rows
@@ -44,7 +44,7 @@ YOUNG_OBJECTS = 50_000
 
 
 def run_process(
-    operator: KeyedProcess,
+    operator: KeyedCode,
     table: pa.Table,
     state: OpenState,
     *,
@@ -77,7 +77,7 @@ def run_process(
     return results
 
 
-def bound(operator: KeyedProcess, context: Context, time: TaskTime) -> tuple[Cells, Context]:
+def bound(operator: KeyedCode, context: Context, time: TaskTime) -> tuple[Cells, Context]:
     """What stands in the places of an operator's states, and the context of its `process`."""
     if time.timers is None:
         return bind(operator), context
@@ -131,7 +131,7 @@ class _Calls:
 
     def __init__(
         self,
-        operator: KeyedProcess,
+        operator: KeyedCode,
         piece: Grouped,
         cells: Cells,
         contexts: tuple[Context, Context],

@@ -21,7 +21,7 @@ from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
 from penstock.operators.given_rows import copy_emitted
 from penstock.operators.pieces import Piece
 from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedProcess
+from penstock.operators.process.keyed import Cells, Context, KeyedCode
 from penstock.operators.process.run_keyed import (
     LIMITS,
     ON_TIMER,
@@ -59,7 +59,7 @@ _NOTHING: Mapping[str, list[Any]] = {}
 
 
 def run_process_tolerantly(
-    operator: KeyedProcess,
+    operator: KeyedCode,
     table: pa.Table,
     state: OpenState,
     *,
@@ -116,7 +116,7 @@ class _Tries:
 class _PieceCalls:
     """The calls for the keys of one piece."""
 
-    operator: KeyedProcess
+    operator: KeyedCode
     piece: Piece
     cells: Cells
     key_names: list[str]

@@ -14,7 +14,7 @@ from penstock.operators.outputs import RESULTS, Outputs, Tags, side_tags
 from penstock.operators.process.broadcast import NoSides
 from penstock.operators.process.co import TIME, in_one_table
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.keyed import Context, KeyedCode
 from penstock.operators.process.operator import OwnCode
 from penstock.operators.process.run_columns import SideColumns, run_batch_process
 from penstock.operators.process.run_keyed import run_process
@@ -206,7 +206,7 @@ class ProcessTask(Task):
             )
 
     def _by_key(
-        self, code: KeyedProcess, table: pa.Table, state: OpenState, context: Context, sides: SideRows | None
+        self, code: KeyedCode, table: pa.Table, state: OpenState, context: Context, sides: SideRows | None
     ) -> list[pa.RecordBatch]:
         keys, time = list(self.context.keys), self._time(table)
         if self.context.on_bad_record is OnBadRecord.FAIL:
