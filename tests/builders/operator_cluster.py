@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from penstock.checkpoint.completed import StoredLifetime, TimeReached
 from penstock.checkpoint.state_columns import columns_of
 from penstock.config import OnBadRecord
-from penstock.engine.dead_letters import tolerates
+from penstock.engine.task_failures import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.base import TaskContext

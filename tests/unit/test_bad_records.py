@@ -15,8 +15,8 @@ from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import BadCount
 from penstock.engine.bad_row_search import Sifter
-from penstock.engine.dead_letters import tolerates
 from penstock.engine.row_counts import BadRecordCounts
+from penstock.engine.task_failures import tolerates
 from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform

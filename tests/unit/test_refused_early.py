@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.engine.dead_letters import tolerates
+from penstock.engine.task_failures import tolerates
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source
 from penstock.keyed_streams import KeyedStream

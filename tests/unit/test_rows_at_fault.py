@@ -20,7 +20,7 @@ from builders.operator_cluster import OperatorCluster
 from builders.operator_harness import OperatorHarness
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
-from penstock.engine.dead_letters import tolerates
+from penstock.engine.task_failures import tolerates
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.process import run_tolerant

@@ -18,7 +18,7 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 import penstock as ps
 from builders.operator_harness import OperatorHarness
 from builders.sink_double import RefusingSink
-from penstock.engine.dead_letters import tolerates
+from penstock.engine.task_failures import tolerates
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Side, Source, Transform

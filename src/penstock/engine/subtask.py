@@ -18,9 +18,8 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
-from penstock.engine.dead_letters import tolerates
 from penstock.engine.executor import Executor
-from penstock.engine.task_failures import tell_failure
+from penstock.engine.task_failures import tell_failure, tolerates
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.base import Spec, Task, TaskContext

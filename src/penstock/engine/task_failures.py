@@ -24,6 +24,7 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.ids import SubtaskId
+from penstock.operators.bad_records import is_of_the_row
 from penstock.operators.failed_call import failed_call
 from penstock.places import AT, without_secrets
 from penstock.recovery.restart import may_pass, place_of
@@ -167,3 +168,8 @@ def _notes(told: TaskFailed) -> list[str]:
         ("  ", told.names),
     )
     return [*(f"{what}{value}" for what, value in said if value), *(f"  {note}" for note in told.notes)]
+
+
+def tolerates(error: Exception) -> bool:
+    """Whether an exception of user code is about the row."""
+    return is_of_the_row(error, may_pass)

@@ -27,7 +27,6 @@ from penstock.graph import (
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
-from penstock.spark.broadcast import every_subtask
 from penstock.spark.compiled import Compiled
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import with_believed_times
@@ -42,10 +41,10 @@ from penstock.spark.key_columns import (
 )
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.operators.base import BatchInput, CompiledOperator, TaskFrame
-from penstock.spark.tagged_rows import results_of, rows_of, tagged
+from penstock.spark.operators.inputs import every_subtask, waking_all
+from penstock.spark.operators.outputs import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
-from penstock.spark.waking import waking_all
 
 SOURCE = "__source"
 NOTHING = StructType([StructField("nothing", IntegerType())])

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
+from penstock.errors import InternalError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
 from penstock.operators.clock import OperatorClock
@@ -21,7 +22,7 @@ from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.key_columns import check_keys, float_keys, with_key
-from penstock.spark.tagged_rows import Beside
+from penstock.spark.operators.outputs import Beside
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.keys import SORT_KEY
@@ -156,22 +157,28 @@ class CompiledOperator:
         """Whether Spark finds its late rows, before any task sees them."""
         return False
 
-    def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
+    def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:  # noqa: ARG002
         """The late ones of the rows of a batch, where `finds_late_rows`."""
-        raise NotImplementedError
+        raise InternalError(
+            f"operator {self.node.uid!r} was asked for what a {type(self).__name__} does not have"
+        )
 
     @property
     def takes_history(self) -> bool:
         """Whether its state can be computed from rows of the past."""
         return False
 
-    def grouped_history(self, rows: DataFrame) -> DataFrame:
+    def grouped_history(self, rows: DataFrame) -> DataFrame:  # noqa: ARG002
         """Rows of the past as those of a batch are grouped, where `takes_history`."""
-        raise NotImplementedError
+        raise InternalError(
+            f"operator {self.node.uid!r} was asked for what a {type(self).__name__} does not have"
+        )
 
-    def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:
+    def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:  # noqa: ARG002
         """The rows of the tables of its state, by name, of what `grouped_history` gives."""
-        raise NotImplementedError
+        raise InternalError(
+            f"operator {self.node.uid!r} was asked for what a {type(self).__name__} does not have"
+        )
 
     def prepared(self, batch: BatchInput) -> TaskFrame:
         """The rows of a batch for its tasks."""

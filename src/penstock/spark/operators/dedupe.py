@@ -6,7 +6,7 @@ from penstock.operators.dedupe import Dedupe, DedupeSpec
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, compiled
-from penstock.spark.second_input import check_names
+from penstock.spark.operators.inputs import check_names
 
 
 def compile_dedupe(node: Dedupe, given: OperatorInput) -> CompiledOperator:

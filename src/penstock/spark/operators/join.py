@@ -26,7 +26,7 @@ from penstock.spark.operators.base import (
     check_order,
     compiled,
 )
-from penstock.spark.second_input import SecondColumns
+from penstock.spark.operators.inputs import SecondColumns
 from penstock.spark.versions import arrow_type
 from penstock.state.keys import SORT_KEY
 

@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from penstock.errors import ConfigError
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.task import ProcessSpec
-from penstock.spark.broadcast import BroadcastSide, in_order
 from penstock.spark.event_times import event_time_of
 from penstock.spark.operators.base import (
     BatchInput,
@@ -21,7 +20,7 @@ from penstock.spark.operators.base import (
     check_order,
     compiled,
 )
-from penstock.spark.second_input import SecondColumns
+from penstock.spark.operators.inputs import BroadcastSide, SecondColumns, in_order
 from penstock.state.keys import SORT_KEY
 
 
