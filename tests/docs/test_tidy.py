@@ -25,7 +25,7 @@ BOUNDS = {
     "switches on operator kinds outside their folder": 2,
     "modules that know dedupe": 5,
     "modules that know lookup": 4,
-    "modules that know window": 26,
+    "modules that know window": 25,
     "modules": 585,
     "lines of code": 58_900,
     "modules under 40 lines of code": 126,

@@ -35,12 +35,9 @@ from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.python_values import python_values
 from penstock.operators.row_order import Order, order_keys, sorted_by
-from penstock.operators.window.calls import WindowCode
-from penstock.operators.window.count import CountRowsSpec
-from penstock.operators.window.kinds import CountWindows, SessionWindows, WindowProcess
-from penstock.operators.window.operator import Window
-from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.window.kinds import WindowProcess
+from penstock.operators.window.operator import OwnCodeSpec, Window
 from penstock.state.backends.base import StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
 from penstock.state.subtask_rows import subtask_sort_key
@@ -99,7 +96,7 @@ class DeclaredOperator:
     left: Input
     right: Input | None
     broadcast: Input | None
-    spec: ProcessSpec | WindowRowsSpec | SessionRowsSpec | CountRowsSpec
+    spec: ProcessSpec | OwnCodeSpec
     on_bad_record: OnBadRecord
     max_parallelism: int
 
@@ -212,9 +209,9 @@ def declared(
     if right is not None:
         check_same_keys(node.uid, _key_columns(left), _key_columns(right))
     _check_orders(node, left, right, broadcast)
-    spec: ProcessSpec | WindowRowsSpec | SessionRowsSpec | CountRowsSpec
+    spec: ProcessSpec | OwnCodeSpec
     if isinstance(node, Window):
-        spec = _window_spec(node, cast("WindowProcess", code), left)
+        spec = node.code_spec(left.columns, left.key, _time_of(node))
     else:
         spec = _process_spec(cast("ProcessOperator", node), graph, left, right, broadcast)
     found = DeclaredOperator(node, left, right, broadcast, spec, on_bad_record, max_parallelism)
@@ -252,16 +249,8 @@ def _process_spec(
     )
 
 
-def _window_spec(
-    node: Window, code: WindowProcess, left: Input
-) -> WindowRowsSpec | SessionRowsSpec | CountRowsSpec:
-    windows, columns, key = node.windows, left.columns, left.key
-    if isinstance(windows, CountWindows):
-        return CountRowsSpec(key, windows, columns, WindowCode(code, node.output, None), node.order_by)
-    time = node.upstream.event_time_column()
-    if time is None:
+def _time_of(node: Window) -> TimeColumn | None:
+    time = None if node.counts_rows else node.upstream.event_time_column()
+    if time is None and not node.counts_rows:
         raise ConfigError(f"operator {node.uid!r} needs the time of its rows; write event_time='at'")
-    calls = WindowCode(code, node.output, columns.field(time.column).type)
-    if isinstance(windows, SessionWindows):
-        return SessionRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, calls)
-    return WindowRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, calls)
+    return time

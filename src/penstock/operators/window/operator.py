@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from penstock.config import Duration, seconds
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.operator import refuse_updates
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
 from penstock.operators.everything import shown_keys
@@ -17,6 +17,8 @@ from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state
 from penstock.operators.time_column import TimeColumn
+from penstock.operators.window.calls import WindowCode
+from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import (
     LONGEST_S,
     WINDOW_END,
@@ -26,6 +28,8 @@ from penstock.operators.window.kinds import (
     WindowProcess,
     Windows,
 )
+from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.declared import schema_ddl
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.types import arrow_schema
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from penstock.state.declared import Columns
+
+OwnCodeSpec = WindowRowsSpec | SessionRowsSpec | CountRowsSpec
+"""Own code over windows of any kind."""
 
 
 @dataclass(frozen=True)
@@ -240,3 +247,18 @@ class Window(Operator):
         if self.counts_rows:
             return super().result_time()
         return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)
+
+    def code_spec(self, columns: pa.Schema, key: pa.Schema, time: TimeColumn | None) -> OwnCodeSpec:
+        """Its own code with the columns of its stream; `time` is the column with their event time, None where windows count rows."""
+        if self.operator is None or self.output is None:
+            raise InternalError(f"window {self.uid!r} has neither aggregates nor own code")
+        windows, lateness_us, order_by = self.windows, self.lateness_us, self.order_by
+        if isinstance(windows, CountWindows):
+            code = WindowCode(self.operator, self.output, None)
+            return CountRowsSpec(key, windows, columns, code, order_by)
+        if time is None:
+            raise InternalError(f"window {self.uid!r} closes by event time, and its rows have none")
+        code = WindowCode(self.operator, self.output, columns.field(time.column).type)
+        if isinstance(windows, SessionWindows):
+            return SessionRowsSpec(key, windows, lateness_us, columns, time, order_by, code)
+        return WindowRowsSpec(key, windows, lateness_us, columns, time, order_by, code)

@@ -11,15 +11,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from penstock.config import OnBadRecord
-from penstock.errors import ConfigError, InternalError
+from penstock.errors import ConfigError
 from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.base import LEFT
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import shown_keys
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.window.base import ABSURD, LATE, PANE
-from penstock.operators.window.calls import WindowCode
-from penstock.operators.window.count import CountRowsSpec, CountSpec
+from penstock.operators.window.count import CountSpec
 from penstock.operators.window.kinds import (
     WINDOW_END,
     WINDOW_START,
@@ -29,9 +28,7 @@ from penstock.operators.window.kinds import (
 )
 from penstock.operators.window.operator import Window
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
-from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import WindowSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key
 from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.key_columns import quoted
@@ -241,23 +238,13 @@ def _result(node: Window, frame: DataFrame, times: tuple[StructField, ...]) -> S
 
 
 def _own_code(node: Window, given: OperatorInput) -> CompiledOperator:
-    frame, key = given.frame, given.key
+    frame = given.frame
     _check_columns(node, frame)
-    if node.operator is None or node.output is None:
-        raise InternalError(f"window {node.uid!r} has neither aggregates nor own code")
-    columns, windows = arrow_schema(frame.schema), node.windows
-    result = from_arrow_schema(node.output)
-    if isinstance(windows, CountWindows):
-        code = WindowCode(node.operator, node.output, None)
-        counting = CountRowsSpec(key, windows, columns, code, node.order_by)
-        return compiled(given, counting, result, CompiledWindowCode)
-    time = event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
-    code = WindowCode(node.operator, node.output, columns.field(time.column).type)
-    if isinstance(windows, SessionWindows):
-        sessions = SessionRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, code)
-        return compiled(given, sessions, result, CompiledWindowCode)
-    spec = WindowRowsSpec(key, windows, node.lateness_us, columns, time, node.order_by, code)
-    return compiled(given, spec, result, CompiledWindowCode)
+    time = (
+        None if node.counts_rows else event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
+    )
+    spec = node.code_spec(arrow_schema(frame.schema), given.key, time)
+    return compiled(given, spec, from_arrow_schema(spec.output), CompiledWindowCode)
 
 
 def _check_columns(node: Window, frame: DataFrame) -> None:

@@ -48,9 +48,9 @@ def choose_merge(refs: Sequence[FileRef], now: Moment = _TIMELESS) -> range | No
         return range(len(refs))
     levels = [_level(ref.size) for ref in refs]
     for level in sorted(set(levels)):
-        window = _window(levels, level)
-        if window is not None:
-            return window
+        stretch = _stretch(levels, level)
+        if stretch is not None:
+            return stretch
     if len(refs) > MAX_FILES:
         return _cheapest([ref.size for ref in refs])
     return _faded(refs, now)
@@ -100,7 +100,7 @@ def _level(size: int) -> int:
     return level
 
 
-def _window(levels: Sequence[int], level: int) -> range | None:
+def _stretch(levels: Sequence[int], level: int) -> range | None:
     """The newest stretch with `FAN_IN` files of this level and none above; lower ones between go along."""
     members: list[int] = []
     for position, other in enumerate(levels):
@@ -159,8 +159,8 @@ class FilesystemState(SortedState):
             return self._handle(self._merge(files, has_older=False))
         if not fresh:
             return self._handle(self._refs(files))
-        window = choose_inline([(file.name, file.size) for file in files], self._workplace.merging)
-        newest = range(1) if window is None else window
+        stretch = choose_inline([(file.name, file.size) for file in files], self._workplace.merging)
+        newest = range(1) if stretch is None else stretch
         older = files[newest.stop :]
         return self._handle((*self._merge(files[: newest.stop], has_older=bool(older)), *self._refs(older)))
 
