@@ -27,8 +27,7 @@ from penstock.dashboard.actions import allowed_actions
 from penstock.dashboard.flink.disposal import dispose, opened
 from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.response_cache import ResponseCache
-from penstock.dashboard.responses import HTML, JSON, json_answer, page_answer
+from penstock.dashboard.responses import HTML, JSON, ResponseCache, json_answer, page_answer
 from penstock.dashboard.state_beside import StateReader
 from penstock.errors import ConfigError, PenstockError
 from penstock.requests.request_client import Outcome, outcome

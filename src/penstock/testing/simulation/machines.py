@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.clock import Clock
-from penstock.engine.assignment import Answer
+from penstock.run.assignment import Answer
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.merger import perform as merge_files
 from penstock.snapshot.messages import Message
