@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from typing_extensions import override
 
 from penstock.wording import duration
 
@@ -85,8 +86,9 @@ PLAIN_COLUMNS = 160
 class PlainConsole(Console):
     """Prints text as it is, but for characters that a terminal obeys: what lies in a storage was written by others."""
 
+    @override
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """See `Console.render`. Colours are no part of the text."""
+        """Colours are no part of the text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from typing_extensions import override
+
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.config import Mode
@@ -83,8 +85,8 @@ LARGEST_METADATA_BYTES = 128 * 1024 * 1024
 class BoundedReading(ForwardingStorage):
     """The same storage, in which `get` refuses."""
 
+    @override
     def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
         found = self.size(name) or 0
         if found > LARGEST_METADATA_BYTES:
             raise CorruptStateError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import xxhash
+from typing_extensions import override
 
 from penstock.checkpoint.completed import Completed
 from penstock.config import Mode
@@ -71,8 +72,8 @@ class Counting(KeyedProcess):
         self._once = once
         self._faults = faults
 
+    @override
     def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
-        """See `KeyedProcess.process`."""
         records = [record for row in rows for record in row.records]
         before = self.n.value
         self.n.value = (before or 0) + len(records)
@@ -150,21 +151,21 @@ LAST = 3
 class CountingFunction(AggregateFunction):
     """Counts what is added."""
 
+    @override
     def create(self) -> dict[str, int]:
-        """See `AggregateFunction.create`."""
         return {"n": 0}
 
+    @override
     def add(self, accumulator: Any, value: int) -> Any:
-        """See `AggregateFunction.add`."""
         accumulator["n"] += value
         return accumulator
 
+    @override
     def merge(self, accumulator: Any, other: Any) -> Any:
-        """See `AggregateFunction.merge`."""
         return self.add(accumulator, other["n"])
 
+    @override
     def result(self, accumulator: Any) -> int:
-        """See `AggregateFunction.result`."""
         return int(accumulator["n"])
 
 
@@ -181,8 +182,8 @@ class CountingInEveryKind(Counting):
     marks = MapState("long", "long")
     last = ListState("long")
 
+    @override
     def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
-        """See `KeyedProcess.process`."""
         for at in range(self.n.value or 0, (self.n.value or 0) + sum(len(row.records) for row in rows)):
             self.added.add(1)
             self.tally.add(1)
@@ -200,8 +201,8 @@ class CountingMore(Counting):
     aside = ReducingState("long", operator.add)
     passed = MapState("long", "long")
 
+    @override
     def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
-        """See `KeyedProcess.process`."""
         before, passed = self.n.value or 0, dict(self.passed.items())
         if max(passed, default=-1) >= before or sum(passed.values()) != (self.aside.value or 0):
             raise Violation(f"{key} has counted to {before}, passed {passed}, and {self.aside.value} aside")
@@ -280,8 +281,8 @@ def newest_of(records: Iterable[Record]) -> Newest:
 class CountingWithTimers(Counting):
     """Each record sets a timer by event time, each call one by the clock, of which it tells; each timer that fires is a row."""
 
+    @override
     def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
-        """See `KeyedProcess.process`."""
         yield from super().process(key, rows, ctx)
         for us in (timer_us(record) for row in rows for record in row.records):
             if us is not None:
@@ -290,8 +291,8 @@ class CountingWithTimers(Counting):
         ctx.set_timer(at, by=CLOCK)
         yield self._row(key, SET, at)
 
-    def on_timer(self, key: str, timer: Timer, ctx: Context) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
-        """See `KeyedProcess.on_timer`."""
+    @override
+    def on_timer(self, key: str, timer: Timer, ctx: Context) -> Iterator[tuple[object, ...]]:
         yield self._row(key, timer.by, timer.at)
 
     def _row(self, key: str, what: str, at: datetime) -> tuple[object, ...]:
