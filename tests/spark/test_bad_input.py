@@ -265,14 +265,14 @@ def test_a_removed_operator_needs_a_word(spark, ledger, caplog):
     handle = other().start(available_now=True, drop_state=("views", "nope"))
     handle.wait()
     assert handle.progress.restored_from >= 0
-    assert "drop_state names 'nope', of which neither the job nor checkpoint" in caplog.text
+    assert "drop_state names 'nope', which neither the job nor checkpoint" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
         other().run(available_now=True, drop_state=("views",))  # as a supervisor does
     told = [
         record
         for record in caplog.records
-        if "drop_state names 'views', which was done" in record.getMessage()
+        if "drop_state names 'views', dropped before checkpoint" in record.getMessage()
     ]
     assert [record.levelname for record in told] == ["INFO"]
     assert "neither the job nor" not in caplog.text

@@ -140,7 +140,7 @@ def test_three_versions_of_a_job(spark, tmp_path, caplog):
         assert text in str(refusal.value)
     with caplog.at_level(logging.INFO, "penstock"):
         second.run(available_now=True, drop_state=("kinds.label", "kinds.nothing"))
-    assert "drop_state names 'kinds.nothing', of which neither" in caplog.text
+    assert "drop_state names 'kinds.nothing', which neither" in caplog.text
     assert "label: string (dropped)" in caplog.text
     for app, users in versions.users().items():
         old, new = len(first[app]), len(users) - len(first[app])

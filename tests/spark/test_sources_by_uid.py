@@ -215,7 +215,7 @@ def test_positions_by_choice(sites, where, caplog):
         "exact": "2 records are skipped and 6 records are read again and counted twice",
     }
     assert said[where] in caplog.text
-    assert "was asked for log-a before, and done" in caplog.text
+    assert "was applied to log-a by an earlier start" in caplog.text
 
 
 def test_a_position_set_by_choice_is_kept_when_the_run_fails(sites, tmp_path):

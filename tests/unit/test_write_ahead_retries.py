@@ -114,6 +114,7 @@ def test_a_restore_shows_no_rows_either(kind: type[Exception]) -> None:
     with RecoveryCalls(shows_rows=False) as calls, pytest.raises(PenstockError) as raised:
         calls("out", call)
     assert "ann@example.org" not in str(raised.value)
+    assert raised.value.__context__ is None
     assert kind.__name__ in str(raised.value)
     assert type(raised.value) is (UnavailableError if kind is ValueError else kind)
 

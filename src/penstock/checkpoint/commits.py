@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import CheckpointListener, Commit, Committed, Event, SweepTransactions
@@ -24,6 +25,8 @@ from penstock.ownership.claim import Claim
 from penstock.places import place_in_user_code
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.wording import NOT_SHOWN, counted, duration
+
+T = TypeVar("T")
 
 SPEAK_EVERY_S = 60.0
 _LONGEST_TEXT = 500
@@ -136,20 +139,20 @@ RunCommit = Callable[[SinkCall], None]
 Post = Callable[[Event], None]
 
 
-@contextmanager
-def sink_errors(sink: str, *, shows_rows: bool) -> Iterator[None]:
-    """Errors of the sink as the job may tell them: without `shows_rows` only their classes.
+def call_sink(sink: str, call: Callable[[], T], *, shows_rows: bool) -> T:
+    """What the call returns, or raises as the job may tell it: without `shows_rows` only the classes of errors.
 
     Servers, clients and paths of partitions quote values of rows, also where a server refuses what may pass.
     """
     try:
-        yield
+        return call()
     except FencedError:
         raise
     except Exception as error:
         if shows_rows:
             raise
-        raise _without_text(sink, error) from None
+        hidden = _without_text(sink, error)
+    raise hidden  # here, so that the error with the text is not its context
 
 
 def _without_text(sink: str, error: Exception) -> PenstockError:
@@ -219,8 +222,8 @@ class Committer:
         while action.sink not in self._left_to_next_run:
             try:
                 self._claim.check()
-                with sink_errors(action.sink, shows_rows=self._shows_rows):
-                    commit_in_order(self._sinks, action.transactions)
+                commit = partial(commit_in_order, self._sinks, action.transactions)
+                call_sink(action.sink, commit, shows_rows=self._shows_rows)
             except NO_FURTHER_TRY:
                 raise
             except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
@@ -275,19 +278,21 @@ class Committer:
         action = self._to_sweep.pop(uid, None)
         if action is None or uid in self._left_to_next_run:
             return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
-        sink = self._sinks[uid]
         try:
-            with sink_errors(uid, shows_rows=self._shows_rows):
-                for transaction in list(sink.find_transactions(self._owner, uid)):
-                    name = TransactionName.of(uid, transaction)
-                    if self._is_stray(name, action.up_to) and name not in action.keep:
-                        sink.abort(transaction)
+            call_sink(uid, partial(self._abort_strays, uid, action), shows_rows=self._shows_rows)
         except UnavailableError as error:
             _log.warning(
                 "sink %s does not answer, so transactions that nobody commits are aborted after the next checkpoint: %s",
                 *(uid, error),
                 extra=about(operator=uid),
             )
+
+    def _abort_strays(self, uid: str, action: SweepTransactions) -> None:
+        sink = self._sinks[uid]
+        for transaction in list(sink.find_transactions(self._owner, uid)):
+            name = TransactionName.of(uid, transaction)
+            if self._is_stray(name, action.up_to) and name not in action.keep:
+                sink.abort(transaction)
 
     def _is_stray(self, name: TransactionName, up_to: CheckpointId) -> bool:
         """Left by an earlier run, or by an attempt of this one that does not count. A later run is none of our business."""

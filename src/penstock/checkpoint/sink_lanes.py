@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from penstock.checkpoint.commits import SinkCall, sink_errors
+from penstock.checkpoint.commits import SinkCall, call_sink
 from penstock.errors import UnavailableError
 from penstock.log_fields import in_context
 
@@ -116,11 +116,7 @@ class RecoveryCalls:
 
     def __call__(self, sink: str, call: Callable[[], T]) -> T:
         """What the call returns, or raises, as the job may tell it."""
-        return self._made(sink, partial(self._told, sink, call))
-
-    def _told(self, sink: str, call: Callable[[], T]) -> T:
-        with sink_errors(sink, shows_rows=self._shows_rows):
-            return call()
+        return self._made(sink, partial(call_sink, sink, call, shows_rows=self._shows_rows))
 
     def _made(self, sink: str, call: Callable[[], T]) -> T:
         if self._given_up is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +41,8 @@ class TaskTime:
     """Those of an operator that takes timers."""
     earlier_us: int = 0
     """The event time is what stands in the column, less so much."""
+    begin: Callable[[], None] = lambda: None
+    """Called before the first piece, if there is one."""
 
     def pieces(
         self,
@@ -55,6 +57,7 @@ class TaskTime:
         found = self._grouped(rows, key_names)
         if found is None:
             return
+        self.begin()
         grouped, due = found
         first = 0
         for piece in pieces_with_state(grouped, state if reads else None, limits):

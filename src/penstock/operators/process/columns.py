@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.process.broadcast import TakesBroadcast
 from penstock.operators.process.column_state import BatchState
+from penstock.operators.process.lifecycle import OpensAndCloses
 from penstock.operators.states import OperatorType, refuse_state_assignment
 from penstock.operators.timers import TakesTimerColumns
 
@@ -50,7 +51,7 @@ class BatchTimers(BatchRows):
     """
 
 
-class BatchProcess(TakesBroadcast, TakesTimerColumns, metaclass=OperatorType):
+class BatchProcess(OpensAndCloses, TakesBroadcast, TakesTimerColumns, metaclass=OperatorType):
     """Own Python code that sees many keys at once: their rows and their state as columns, for Arrow, NumPy, pandas or polars.
 
     State is declared as in a `KeyedProcess` and stored the same way, so a job can change from one to the other and keep its state.

@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import BadRecordError
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.process.broadcast import TakesBroadcast
+from penstock.operators.process.lifecycle import OpenedCode, OpensAndCloses
 from penstock.operators.rejected_rows import RejectedRows, nothing_to_reject
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side
@@ -48,6 +49,7 @@ class Context:
     _watermark_us: int = field(default=LONG_AGO_US, repr=False, compare=False, kw_only=True)
     _now_us: int = field(default=0, repr=False, compare=False, kw_only=True)
     _rejected: RejectedRows | None = field(default=None, repr=False, compare=False, kw_only=True)
+    _opened: OpenedCode | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @cached_property
     def watermark(self) -> datetime | None:
@@ -74,6 +76,11 @@ class Context:
     def delete_timer(self, at: datetime, by: str = EVENT_TIME) -> None:
         """Forget the timer of this key for this moment, whether there is one or not."""
         (self._timers or self._no_timers()).delete(at, by)
+
+    def before_calls(self) -> None:
+        """Open own code, where that has not happened in this task."""
+        if self._opened is not None:
+            self._opened.open()
 
     def when_timers_fire(self, watermark_us: int) -> Context:
         """The same place, when event time has gone on."""
@@ -105,7 +112,7 @@ class Context:
         self._rejected.take(row, reason)
 
 
-class KeyedCode(TakesBroadcast, TakesTimers, metaclass=OperatorType):
+class KeyedCode(OpensAndCloses, TakesBroadcast, TakesTimers, metaclass=OperatorType):
     """Own code that is called key by key, with rows of one stream (`KeyedProcess`) or of two (`KeyedCoProcess`)."""
 
     @abstractmethod

@@ -10,6 +10,7 @@ from penstock.operators.process.broadcast import takes_broadcast
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedCode
+from penstock.operators.process.lifecycle import OpensAndCloses, overrides
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.timers import takes_timers
 from penstock.places import AT, place_of_function
@@ -34,8 +35,17 @@ def check_parameters(operator: KeyedCode | BatchProcess | Process, uid: str) -> 
         check_call(operator, operator.on_timer, _TIMER, uid)
     if isinstance(operator, BatchProcess) and takes_timers(operator):
         check_call(operator, operator.on_timers, _TIMERS, uid)
+    check_open_and_close(operator, uid)
     if takes_broadcast(operator):
         check_call(operator, operator.process_broadcast, _UNKEYED, uid)
+
+
+def check_open_and_close(operator: OpensAndCloses, uid: str) -> None:
+    """The same of the methods that any kind of own code may have."""
+    if overrides(operator, "open"):
+        check_call(operator, operator.open, ("ctx",), uid)
+    if overrides(operator, "close"):
+        check_call(operator, operator.close, (), uid)
 
 
 def check_call(operator: object, function: Callable[..., object], given: tuple[str, ...], uid: str) -> None:

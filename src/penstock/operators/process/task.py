@@ -15,6 +15,7 @@ from penstock.operators.process.broadcast import NoSides
 from penstock.operators.process.co import TIME, in_one_table
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import Context, KeyedCode
+from penstock.operators.process.lifecycle import OpenedCode
 from penstock.operators.process.operator import OwnCode
 from penstock.operators.process.run_columns import SideColumns, run_batch_process
 from penstock.operators.process.run_keyed import run_process
@@ -101,6 +102,7 @@ class ProcessTask(Task):
 
     spec: ProcessSpec
     _timers: Timers | None = field(default=None, init=False)
+    _opened: OpenedCode = field(init=False)
 
     @property
     def uses_time(self) -> bool:
@@ -130,6 +132,11 @@ class ProcessTask(Task):
             _watermark_us=clock.before_us,
             _now_us=clock.now_us,
         )
+        with OpenedCode(spec.code, context) as self._opened:
+            return self._called(rows, state, context, sides)
+
+    def _called(self, rows: TaskRows, state: OpenState, context: Context, sides: SideRows | None) -> Outputs:
+        spec, clock = self.spec, self.context.clock
         own = SubtaskCells(spec.code, state, context)
         if rows.broadcast is not None:
             self._broadcast(rows.broadcast, own, context)
@@ -154,6 +161,7 @@ class ProcessTask(Task):
 
     def _broadcast(self, rows: pa.Table, own: SubtaskCells, context: Context) -> None:
         code, uid = self.spec.code, self.context.uid
+        self._opened.open()
         with blamed_on(code.process_broadcast):
             no_timers = NoTimers(uid, "in process_broadcast(): a timer belongs to a key, and here is none")
             run_broadcast(code, rows, own, replace(context, _sides=NoSides(uid), _timers=no_timers))
@@ -194,6 +202,7 @@ class ProcessTask(Task):
     ) -> list[pa.RecordBatch]:
         no_timers = NoTimers(self.context.uid, "but a Process has no key that a timer could belong to")
         tolerant = self.context.on_bad_record is not OnBadRecord.FAIL
+        self._opened.open()
         with blamed_on(code.process):
             return run_unkeyed(
                 code,
@@ -243,4 +252,5 @@ class ProcessTask(Task):
             None if column is None else column.column,
             self._timers,
             earlier_us=0 if column is None else column.earlier_us,
+            begin=self._opened.open,
         )

@@ -16,6 +16,7 @@ from penstock.operators.given_rows import copy_emitted
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.broadcast import TakesBroadcast, check_no_results
 from penstock.operators.process.keyed import Context, Output
+from penstock.operators.process.lifecycle import OpensAndCloses
 from penstock.operators.process.run_keyed import (
     LIMITS,
     OUTPUT_ROWS,
@@ -33,7 +34,7 @@ from penstock.operators.subtask_states import SubtaskCells
 from penstock.state.sizes import cut, in_batches, row_bytes
 
 
-class Process(TakesBroadcast, metaclass=OperatorType):
+class Process(OpensAndCloses, TakesBroadcast, metaclass=OperatorType):
     """Own Python code that sees the rows of a subtask, whatever they are about, and remembers what it likes in an `OperatorListState`.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an

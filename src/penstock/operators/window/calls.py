@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.process.keyed import Context
+from penstock.operators.process.lifecycle import OpenedCode
 from penstock.operators.process.run_keyed import (
     OUTPUT_ROWS,
     not_iterable,
@@ -70,6 +71,8 @@ class WindowCode:
         columns = [*windows.keys.columns, *(as_moments(one, self.time) for one in times)]
         named = pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
         numbers = np.zeros(len(named), dtype=np.int64)
+        if len(named):
+            context.before_calls()
         with rare_collections():
             for piece in pieces(Grouped(KeyBatch(numbers, named), windows.bounds, windows.rows), LIMITS):
                 yield from self._piece(piece, windows.keys.num_columns, context)
@@ -144,8 +147,9 @@ class WindowProcessTask(WindowTask):
             _watermark_us=clock.watermark_us if self.uses_time else clock.before_us,
             _now_us=clock.now_us,
         )
-        with blamed_on(self.spec.code.operator.process):
-            given = self.spec.run(rows.own, state, clock, context)
+        code = self.spec.code.operator
+        with OpenedCode(code, context) as opened, blamed_on(code.process):
+            given = self.spec.run(rows.own, state, clock, replace(context, _opened=opened))
         told.late.add(given.late)
         self._due = Due(event_us=given.waits_for)
         return {RESULTS: given.results}

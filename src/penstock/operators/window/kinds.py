@@ -25,6 +25,7 @@ import numpy.typing as npt
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.operators.process.keyed import Context, Output
+from penstock.operators.process.lifecycle import OpensAndCloses
 from penstock.operators.rows import Rows
 from penstock.state.lifetimes import in_microseconds
 from penstock.wording import exactly, in_so_many_us
@@ -162,7 +163,7 @@ class TimeWindow(NamedTuple):
     end: datetime
 
 
-class WindowProcess(ABC):
+class WindowProcess(OpensAndCloses, ABC):
     """Own Python code that sees all rows of a window of a key when it closes.
 
     An instance is pickled into tasks: keep settings in it. Anything else it remembers is forgotten after the batch.

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.operator import refuse_updates
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
 from penstock.operators.everything import shown_keys
-from penstock.operators.process.parameters import check_call
+from penstock.operators.process.parameters import check_call, check_open_and_close
 from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state
@@ -175,6 +175,7 @@ class Window(Operator):
             )
         refuse_updates(upstream, uid)
         check_call(operator, operator.process, ("key", "window", "rows", "ctx"), uid)
+        check_open_and_close(operator, uid)
         return cls(
             uid,
             upstream,
