@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from penstock.checkpoint.completed import StoredLifetime, TimeReached
 from penstock.checkpoint.state_columns import columns_of
 from penstock.config import OnBadRecord
-from penstock.engine.task_failures import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.base import TaskContext
@@ -36,6 +35,7 @@ from penstock.operators.timers import takes_timers
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
 from penstock.recovery.ttl_changes import TtlChanges
+from penstock.run.task_failures import tolerates
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import Due, FileRef, StateHandle

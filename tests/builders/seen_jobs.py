@@ -31,10 +31,10 @@ from penstock.status.events import (
     TasksRepeated,
 )
 from penstock.status.failure_history import failures
+from penstock.status.job_watcher import asked_for
 from penstock.status.jobs import job_id
 from penstock.status.live import BatchLive, OperatorLive, PendingLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode, PlanSettings
-from penstock.status.request_history import asked_for
 from penstock.status.stored_state import OperatorStateView, StateContents, StateView, SubtaskView
 from penstock.status.view import JobState, JobView, RunView
 

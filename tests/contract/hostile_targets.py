@@ -24,9 +24,9 @@ import pytest
 from sql_targets import MySQLTarget, PostgresTarget
 
 from penstock import sinks
-from penstock.engine.bad_row_search import Sifter, write_checked
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords
+from penstock.run.bad_row_search import Sifter, write_checked
 from penstock.sinks import TransactionContext, TwoPhaseCommitSink
 from penstock.testing.sink_contract import through_json
 

@@ -14,7 +14,7 @@ from test_savepoints import Site
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import write_metadata
-from penstock.cli import request_waiting
+from penstock.cli import request_commands
 from penstock.errors import ConfigError, UnavailableError
 from penstock.ownership.claim import claim
 from penstock.progress import doing
@@ -150,8 +150,8 @@ def test_a_folder_of_choice_when_the_checkpoint_goes(
         finally:
             storage.put(victim, data)
 
-    monkeypatch.setattr(request_waiting, "make_savepoint", first_fails)
-    made = request_waiting.make(site.storage, checkpoint=None, to=str(folder.root), timeout="1min")
+    monkeypatch.setattr(request_commands, "make_savepoint", first_fails)
+    made = request_commands.make(site.storage, checkpoint=None, to=str(folder.root), timeout="1min")
     assert (tried, made["checkpoint"]) == ([5, 6], 6)
     check_whole(folder, site.root)
 

@@ -13,7 +13,6 @@ import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
 from penstock.checkpoint.state_columns import columns_of
-from penstock.engine.start import Start, start_run
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
@@ -22,6 +21,7 @@ from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.state_migration import RestoredSubtask
+from penstock.run.start import Start, start_run
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle

@@ -28,7 +28,7 @@ import penstock.dashboard
 from builders.seen_jobs import held
 from penstock.dashboard import pages
 from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages.paths import slug
+from penstock.dashboard.pages.render import slug
 from penstock.requests.request_client import Outcome
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView

@@ -31,11 +31,6 @@ from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
-from penstock.engine import acknowledgements, reading, run, sink_writer
-from penstock.engine.reading import Reading
-from penstock.engine.row_counts import BadRecordCounts
-from penstock.engine.run import Run
-from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.operators.process import keyed
@@ -48,6 +43,11 @@ from penstock.recovery import cleanup, history, progress_log, restore, restore_p
 from penstock.recovery.checkpoint_reader import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import BarrierOverride
+from penstock.run import acknowledgements, reading, run, sink_writer
+from penstock.run.reading import Reading
+from penstock.run.row_counts import BadRecordCounts
+from penstock.run.run import Run
+from penstock.run.watermarks import Watermarks
 from penstock.savepoint import load
 from penstock.savepoint import restore as savepoint_restore
 from penstock.snapshot.uploader import Upload

@@ -12,10 +12,10 @@ from ledger import Count, Ledger, fail_for_good
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.engine import run as engine_run
-from penstock.engine.acknowledgements import Acknowledged, acknowledged
-from penstock.engine.assignment import Assignment
 from penstock.ids import SubtaskId
+from penstock.run import run as engine_run
+from penstock.run.acknowledgements import Acknowledged, acknowledged
+from penstock.run.assignment import Assignment
 from penstock.spark import query
 
 pytestmark = pytest.mark.spark

@@ -22,8 +22,8 @@ from several_sinks_job import DIES_IN, Number, Places, build
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
-from penstock.engine import run as engine_run
 from penstock.errors import UnavailableError
+from penstock.run import run as engine_run
 from penstock.spark.handle import JobHandle
 from penstock.storage import LocalStorage
 from penstock.storage.forwarding import ForwardingStorage

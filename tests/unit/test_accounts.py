@@ -12,8 +12,6 @@ import pytest
 
 from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
-from penstock.engine.sink_writer import SinkWriter
-from penstock.engine.task_failures import Accounts, as_error, tell_failure
 from penstock.errors import (
     BadRecordError,
     ConfigError,
@@ -24,6 +22,8 @@ from penstock.errors import (
 )
 from penstock.ids import SubtaskId
 from penstock.places import Place
+from penstock.run.sink_writer import SinkWriter
+from penstock.run.task_failures import Accounts, as_error, tell_failure
 from penstock.snapshot.messages import TaskFailed
 
 

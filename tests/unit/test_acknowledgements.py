@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from penstock.checkpoint.completed import PreCommitted
-from penstock.engine.acknowledgements import acknowledged
-from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer, RunPlace, SinkAnswer
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
+from penstock.run.acknowledgements import acknowledged
+from penstock.run.assignment import Assignment, BadCount, OperatorAnswer, RunPlace, SinkAnswer
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import FilesystemBackend
 from penstock.storage import LocalStorage

@@ -13,8 +13,8 @@ from penstock.errors import ConfigError
 from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import PROGRAM, Kind, Request
 from penstock.status.events import Answered, Asked, Event
+from penstock.status.job_watcher import asked_for
 from penstock.status.observer import Observer
-from penstock.status.request_history import asked_for
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders.stored_jobs import PLAN
-from penstock.cli.request_waiting import RequestProgress
+from penstock.cli.request_commands import RequestProgress
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim

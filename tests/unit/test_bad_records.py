@@ -13,10 +13,6 @@ import pytest
 from builders.operator_harness import OperatorHarness
 from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import BadCount
-from penstock.engine.bad_row_search import Sifter
-from penstock.engine.row_counts import BadRecordCounts
-from penstock.engine.task_failures import tolerates
 from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform
@@ -27,6 +23,10 @@ from penstock.operators.grouping import null_keys
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.states import ValueState
+from penstock.run.assignment import BadCount
+from penstock.run.bad_row_search import Sifter
+from penstock.run.row_counts import BadRecordCounts
+from penstock.run.task_failures import tolerates
 from penstock.sinks.two_phase_commit import TransactionContext
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.engine.bad_row_search import refuse_broken_values
 from penstock.errors import BadRecordError
+from penstock.run.bad_row_search import refuse_broken_values
 from penstock.sinks.bad_rows import refuse_large, row_bytes, value_bytes
 
 

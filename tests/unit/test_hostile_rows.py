@@ -24,8 +24,6 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
-from penstock.engine import subtask as engine
-from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
@@ -44,6 +42,8 @@ from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time_rows import WindowRowsSpec
+from penstock.run import subtask as engine
+from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout

@@ -13,7 +13,7 @@ import pytest
 from builders.protocol_story import Story, completed
 from penstock.checkpoint.completed import Completed, OperatorColumns
 from penstock.checkpoint.loop import CoordinatorLoop
-from penstock.cli import request_waiting
+from penstock.cli import request_commands
 from penstock.errors import ConfigError, FencedError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, claim
@@ -488,7 +488,7 @@ def test_nobody_is_asked_for_what_would_be_refused(scene: Scene) -> None:
     """A stop with such a savepoint does not reach the job: it would end without one."""
     scene.storage.put("job.json", b"{}")
     with pytest.raises(ConfigError, match="choose a folder beside it"):
-        request_waiting.ask(
+        request_commands.ask(
             scene.storage, Kind.STOP, "1min", savepoint=True, to=str(scene.storage.root / "mine")
         )
     assert scene.storage.names() == ["job.json"]

@@ -10,11 +10,11 @@ from builders.restore_plans import job_spec, plan_of
 from penstock.checkpoint.completed import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
-from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.started_batches import StartedBatch, last_started
+from penstock.run.reading import Reading
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
 
@@ -96,7 +96,7 @@ def test_at_most_once_records_a_batch_before_it_is_done(storage):
 
 def test_a_source_that_decides_later_than_another_is_recorded_too(storage, monkeypatch):
     """Each look and the first batch record what was noted since, so that no source decides again after a crash."""
-    monkeypatch.setattr("penstock.engine.reading.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.run.reading.LOOK_EVERY_S", 0.0)
     one, held = reading(storage)
     one.look_for_the_start()
     storage.put("spark/2/sources/1/0", b"began at 500")

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.engine.task_failures import tolerates
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source
 from penstock.keyed_streams import KeyedStream
@@ -17,6 +16,7 @@ from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.aggregate.distinct import aggregate_layout
 from penstock.operators.row_order import parse_orders
 from penstock.operators.states import StateAssignedError
+from penstock.run.task_failures import tolerates
 from penstock.spark.operators.process import check_broadcast_names
 from penstock.streams import Stream
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from builders.planned_batches import MAILBOX, Batches
-from penstock.engine.assignment import OperatorAnswer, SinkAnswer
-from penstock.engine.repeated_tasks import AT_MOST_EVERY_S, Repeated, SeldomTold, repeated_tasks
 from penstock.ids import SubtaskId
 from penstock.places import Place
+from penstock.run.assignment import OperatorAnswer, SinkAnswer
+from penstock.run.task_failures import AT_MOST_EVERY_S, Repeated, SeldomTold, repeated_tasks
 from penstock.snapshot.messages import TaskFailed
 from penstock.status.events import TasksRepeated
 from penstock.testing.virtual import VirtualClock

@@ -8,11 +8,11 @@ import pytest
 
 from builders.asgi_client import AsgiClient
 from builders.dashboard_site import TOKEN, StoredJob, ui_options
-from penstock.dashboard import response_cache
+from penstock.dashboard import responses
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
-from penstock.dashboard.response_cache import ResponseCache
+from penstock.dashboard.responses import ResponseCache
 
 HOST = {"Host": "127.0.0.1:8090"}
 LET_IN = {**HOST, "Authorization": f"Bearer {TOKEN}"}
@@ -57,7 +57,7 @@ def test_a_page_and_what_programs_get_are_kept_apart(looker: StorageLooker) -> N
 
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest answers make room for new ones, and each is made once for each version of what it shows."""
-    monkeypatch.setattr(response_cache, "MOST", 2)
+    monkeypatch.setattr(responses, "MOST", 2)
     cache, made = ResponseCache(), []
 
     def make(path: str, version: int) -> bytes:

@@ -20,7 +20,6 @@ from builders.operator_cluster import OperatorCluster
 from builders.operator_harness import OperatorHarness
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
-from penstock.engine.task_failures import tolerates
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.process import run_tolerant
@@ -28,6 +27,7 @@ from penstock.operators.process.co import in_one_table
 from penstock.operators.process.run_keyed import OUTPUT_ROWS
 from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.timers import microseconds
+from penstock.run.task_failures import tolerates
 from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int32())])

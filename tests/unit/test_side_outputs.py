@@ -18,7 +18,6 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 import penstock as ps
 from builders.operator_harness import OperatorHarness
 from builders.sink_double import RefusingSink
-from penstock.engine.task_failures import tolerates
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Side, Source, Transform
@@ -34,6 +33,7 @@ from penstock.operators.process.run_columns import SideColumns, run_batch_proces
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.side_outputs import SideRows, declared_sides
+from penstock.run.task_failures import tolerates
 from penstock.streams import Stream
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])

@@ -12,8 +12,6 @@ import pytest
 import penstock as ps
 from builders.window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import Subtask as EngineSubtask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec
@@ -25,6 +23,8 @@ from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import PANE, WindowSpec
 from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.recovery.state_plan import redistribute
+from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
+from penstock.run.subtask import Subtask as EngineSubtask
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle, over_in_all

@@ -18,12 +18,18 @@ from penstock.status.events import Lost, ProcessDied, ProcessStarted
 from penstock.status.journal_files import read_segment, segments
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.supervise import telling
-from penstock.supervise.command import without
-from penstock.supervise.decisions import DEAF_S, SAME_WISH_S, End, Supervision
+from penstock.supervise import journal
+from penstock.supervise.decisions import (
+    BY_DEFAULT,
+    DEAF_S,
+    SAME_WISH_S,
+    End,
+    Supervision,
+    strategy_of,
+    without,
+)
+from penstock.supervise.journal import Story
 from penstock.supervise.messages import LONGEST_LINE, Lines, ProgramReport, line, read_said
-from penstock.supervise.strategies import BY_DEFAULT, strategy_of
-from penstock.supervise.telling import Story
 from services.patience import PATIENCE_S
 
 
@@ -227,7 +233,7 @@ def told(storage) -> list[Any]:
 
 def test_the_story_waits_until_its_place_is_known(tmp_path, monkeypatch) -> None:
     """What happened before the program said where its storage is comes first, and what was too much is counted."""
-    monkeypatch.setattr(telling, "MOST_KEPT", 2)
+    monkeypatch.setattr(journal, "MOST_KEPT", 2)
     story, storage = Story(), LocalStorage(tmp_path)
     for attempt in range(1, 6):
         story.started(11, attempt)
@@ -260,8 +266,8 @@ def test_a_storage_that_hangs_holds_up_no_restart(tmp_path, monkeypatch, hangs: 
             going_on.wait()
         return Hanging(opened)
 
-    monkeypatch.setattr(telling, "open_storage", opening)
-    monkeypatch.setattr(telling, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(journal, "open_storage", opening)
+    monkeypatch.setattr(journal, "LAST_WORDS_S", 0.01)
     story = Story()
 
     def tell() -> None:
@@ -275,6 +281,6 @@ def test_a_storage_that_hangs_holds_up_no_restart(tmp_path, monkeypatch, hangs: 
     assert not telling_all.is_alive()
     assert told(opened) == []
     going_on.set()
-    monkeypatch.setattr(telling, "LAST_WORDS_S", PATIENCE_S)
+    monkeypatch.setattr(journal, "LAST_WORDS_S", PATIENCE_S)
     story.close()
     assert len(told(opened)) == 1

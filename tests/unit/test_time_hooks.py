@@ -10,15 +10,15 @@ import pyarrow as pa
 from builders.operator_cluster import MAX_PARALLELISM, sort_key
 from builders.task_cluster import UID
 from penstock.config import OnBadRecord
-from penstock.engine.acknowledgements import acknowledged
-from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import Subtask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import LATE, RESULTS, Outputs, untagged
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
+from penstock.run.acknowledgements import acknowledged
+from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
+from penstock.run.subtask import Subtask
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.engine.waiting import living_by_event_time, refuse_waiting, woken
 from penstock.errors import UserCodeError
 from penstock.ids import SubtaskId
 from penstock.operators.timers import CLOCK, EVENT_TIME, timer_table
+from penstock.run.waiting import living_by_event_time, refuse_waiting, woken
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle
 from penstock.state.lifetimes import FAR_AWAY_US

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import SourceTime, TimeReached
-from penstock.engine.source_partitions import (
+from penstock.graph import TimeSettings
+from penstock.ids import CheckpointId
+from penstock.operators.clock import OperatorClock
+from penstock.operators.time_column import TimeColumn
+from penstock.run.source_partitions import (
     ALL_ROWS,
     moved,
     named_partitions,
     partition_name,
     partition_parts,
 )
-from penstock.engine.watermarks import Newest, Watermarks, latest_us
-from penstock.graph import TimeSettings
-from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
-from penstock.operators.time_column import TimeColumn
+from penstock.run.watermarks import Newest, Watermarks, latest_us
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 IDLE_US = 100

@@ -11,12 +11,12 @@ import pytest
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import Subtask
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId
 from penstock.operators.process.task import ProcessSpec
 from penstock.recovery.state_migration import StateMigration
+from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
+from penstock.run.subtask import Subtask
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
-from penstock.cli.console import table_console
-from penstock.cli.printing import in_brief, iso, moment
+from penstock.cli.console import in_brief, iso, moment, table_console
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId, SubtaskId

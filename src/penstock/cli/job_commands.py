@@ -18,9 +18,8 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     Needs no Spark and changes nothing.
     """
     from penstock.cli import job_tables
-    from penstock.cli.console import table_console
+    from penstock.cli.console import print_json, table_console
     from penstock.cli.job_lookup import jobs_in
-    from penstock.cli.printing import print_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
     from penstock.status.jobs import linked_jobs
@@ -43,9 +42,8 @@ def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fa
 
     Exit code 0: it is well, comes back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody.
     """
-    from penstock.cli.console import table_console
+    from penstock.cli.console import print_json, table_console
     from penstock.cli.job_lookup import PATIENCE_S, found_job, within
-    from penstock.cli.printing import print_json
     from penstock.cli.status_screen import exit_code, screen, status_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
@@ -70,9 +68,9 @@ def failures(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show notes and traces.")] = False,
 ) -> None:
     """List the failures of a job: what happened, what was decided, which checkpoint was restored, what it cost."""
+    from penstock.cli.console import print_json
     from penstock.cli.job_lookup import found_job
     from penstock.cli.job_tables import print_failures
-    from penstock.cli.printing import print_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
 
@@ -124,8 +122,8 @@ def checkpoints(
         print_history,
         with_history,
     )
+    from penstock.cli.console import print_json
     from penstock.cli.job_lookup import found_job
-    from penstock.cli.printing import print_json
     from penstock.config import whole_number
 
     number = whole_number("--last", last, minimum=0)

@@ -32,11 +32,9 @@ from penstock.ownership.heartbeat import refuse_if_running
 from penstock.savepoint.manifest import read_manifest
 from penstock.start_options import asked_on_the_command_line
 from penstock.storage import open_job_storage, open_storage
-from penstock.supervise.command import without
-from penstock.supervise.decisions import Supervision
+from penstock.supervise.decisions import BY_DEFAULT, Supervision, strategy_of, without
 from penstock.supervise.keeper import Keeper
 from penstock.supervise.program import keep_to_oneself
-from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.wording import did_you_mean
 
 DEFAULT_NAME = "job"

@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import plain_console, table_console
-from penstock.cli.printing import about, ago, in_brief, iso, moment, visible
+from penstock.cli.console import about, ago, in_brief, iso, moment, plain_console, table_console, visible
 from penstock.ownership.run_list import ListedRun
 from penstock.status.backlog import is_caught_up, total_behind
 from penstock.status.failure_history import grouped

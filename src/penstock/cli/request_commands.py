@@ -1,22 +1,45 @@
-"""`penstock trigger`, `savepoint`, `stop` and `cancel`: requests to a running job. Driver."""
+"""`penstock trigger`, `savepoint`, `stop` and `cancel`: requests to a running job. Driver.
+
+Sends a request to a running job and shows its progress while the command waits. Driver; no Spark.
+
+The progress comes from the job's live status. On a terminal it is one line that is redrawn; elsewhere each step is printed once.
+"""
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.checkpoint.completed import Completed
 from penstock.cli.arguments import AsJson, NameOfJob, Patience, StorageOfJob
-from penstock.config import whole_number
+from penstock.cli.console import in_brief, visible
+from penstock.cli.exits import exits_by_signals
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.config import seconds, whole_number
+from penstock.errors import PenstockError
+from penstock.ids import CheckpointId, RunId
+from penstock.ownership.claim import newest_run
+from penstock.progress_display import Line, show_progress, terminal_line
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.checkpoint_reader import check_committed, read_held
+from penstock.recovery.started_batches import refuse_if_started_beyond
+from penstock.requests.request_client import RequestClient, living_run
+from penstock.requests.request_files import ID_DIGITS, Facts, Kind
+from penstock.savepoint.make import check_folder, make_savepoint
+from penstock.status.journal_files import read_live
+from penstock.storage import LocalStorage, Storage, open_storage
 
 
 def trigger(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
     """Let a running job complete a checkpoint of all that it has processed by now. Prints its number."""
+    from penstock.cli.console import print_json
     from penstock.cli.job_lookup import open_job
-    from penstock.cli.printing import print_json
-    from penstock.cli.request_waiting import ask
+    from penstock.cli.request_commands import ask
     from penstock.requests.request_files import Kind
 
     done = ask(open_job(storage, job), Kind.CHECKPOINT, timeout)
@@ -49,9 +72,9 @@ def savepoint(
 
     Prints the folder that it is in.
     """
+    from penstock.cli.console import print_json
     from penstock.cli.job_lookup import open_job
-    from penstock.cli.printing import print_json
-    from penstock.cli.request_waiting import make
+    from penstock.cli.request_commands import make
 
     if checkpoint is not None:
         whole_number("--checkpoint", checkpoint, minimum=0)
@@ -81,9 +104,9 @@ def stop(
 
     Prints the folder of the savepoint, if one was wanted.
     """
+    from penstock.cli.console import print_json
     from penstock.cli.job_lookup import open_job
-    from penstock.cli.printing import print_json
-    from penstock.cli.request_waiting import ask, folder, how_it_ended
+    from penstock.cli.request_commands import ask, folder, how_it_ended
     from penstock.requests.request_files import Kind
 
     wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
@@ -99,12 +122,106 @@ def cancel(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
     """End a running job without a last checkpoint. What it keeps is decided by its `checkpoint.on_cancel`."""
+    from penstock.cli.console import print_json
     from penstock.cli.job_lookup import open_job
-    from penstock.cli.printing import print_json
-    from penstock.cli.request_waiting import ask, how_it_ended
+    from penstock.cli.request_commands import ask, how_it_ended
     from penstock.requests.request_files import Kind
 
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
     typer.echo(how_it_ended(ended), err=True)
     if as_json:
         print_json(ended)
+
+
+LOOK_S = 1.0
+
+
+class RequestProgress:
+    """Of one request. To be closed."""
+
+    def __init__(self, storage: Storage, line: Line | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._storage = storage
+        self._line = line
+        self._clock = clock
+        self._next_s = clock.monotonic() + LOOK_S
+        self._said = ""
+
+    def tell(self, text: str) -> None:
+        """Something that happened: it stays."""
+        self.close()
+        typer.echo(visible(text), err=True)
+
+    def look(self, asked: RunId) -> None:
+        """To be called while somebody waits."""
+        if self._clock.monotonic() < self._next_s:
+            return
+        self._next_s = self._clock.monotonic() + LOOK_S
+        doing = self._doing(asked)
+        if self._line is not None:
+            self._line.draw(in_brief(doing, self._line.columns)) if doing else self._line.erase()
+        elif doing.partition(":")[0] != self._said:
+            self._said = doing.partition(":")[0]
+            if doing:
+                typer.echo(in_brief(doing, 200), err=True)
+
+    def _doing(self, asked: RunId) -> str:
+        """Of the run that owns the job now: it may be the next one that goes on with the request."""
+        try:
+            live = read_live(self._storage, max(asked, newest_run(self._storage)))
+        except PenstockError:  # whether storage answers is told by whoever waits for the answer
+            return ""
+        return "" if live is None else live.doing
+
+    def close(self) -> None:
+        """Leave nothing behind on the terminal."""
+        if self._line is not None:
+            self._line.erase()
+
+
+def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
+    """Ask the run that owns the job, and wait; progress is told on standard error. A folder that it would refuse is refused here."""
+    to = options.get("to")
+    check_folder(storage, to if isinstance(to, str) else None)
+    with closing(RequestProgress(storage, terminal_line())) as shown, exits_by_signals():
+        asking = RequestClient(storage, tell=shown.tell, meanwhile=shown.look)
+        return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
+
+
+def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: str) -> Facts:
+    """A savepoint: asked of the run that owns the job, or made here of a retained checkpoint when none is alive, or one is chosen."""
+    place = folder(to)
+    if checkpoint is None and living_run(storage, SYSTEM_CLOCK.wall()) is not None:
+        return ask(storage, Kind.SAVEPOINT, timeout, to=place)
+    token = SYSTEM_RANDOMNESS.token(ID_DIGITS)
+
+    def read(completed: Completed) -> Facts:
+        check_committed(storage, completed)
+        if checkpoint is None:
+            refuse_if_started_beyond(storage, completed)
+        typer.echo(f"making a savepoint of checkpoint {completed.checkpoint}", err=True)
+        with show_progress():
+            return make_savepoint(storage, completed, to=place, token=token)
+
+    wanted = None if checkpoint is None else CheckpointId(checkpoint)
+    return read_held(storage, read, why=f"savepoint {token}", wanted=wanted)
+
+
+def folder(to: str | None) -> str | None:
+    """A path as the driver can open it, wherever it was started."""
+    if to is None:
+        return None
+    opened = open_storage(to)
+    return str(Path(opened.root)) if isinstance(opened, LocalStorage) else opened.uri
+
+
+def how_it_ended(facts: Facts) -> str:
+    """A line about the end of the job."""
+    newest = (
+        f"its newest checkpoint is {facts['checkpoint']}"
+        if facts["checkpoint"] >= 0
+        else "it has no checkpoint"
+    )
+    failing = (
+        f"; it was failing, and has no last checkpoint: {facts['failing']}" if "failing" in facts else ""
+    )
+    return f"{facts['status']}; {newest}{failing}"

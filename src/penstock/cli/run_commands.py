@@ -204,8 +204,8 @@ def guarantee(
 
     It runs the file, and starts Spark to look at the sources; it reads none of them and starts no job.
     """
+    from penstock.cli.console import print_json
     from penstock.cli.job_file import as_its_own_program, load_job
-    from penstock.cli.printing import print_json
 
     if file.is_file() and sys.stderr.isatty():  # somebody waits
         typer.echo(f"running {file.name} up to its job; that takes Spark, some seconds", err=True)

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.console import ago, in_brief, lasting, moment, rate, time_of_day
 from penstock.cli.job_tables import STATE_STYLES, TIGHT, as_json, cost, ui, what_happened
-from penstock.cli.printing import ago, in_brief, lasting, moment, rate, time_of_day
 from penstock.status.backlog import CaughtUp, is_caught_up, source_behind
 from penstock.status.health import Concern, Tone, concerns, needs_attention
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive

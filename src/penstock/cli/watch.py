@@ -18,8 +18,7 @@ from typing import NamedTuple, Self, TextIO
 from rich.console import Console
 from rich.live import Live as LiveScreen
 
-from penstock.cli.console import plain_console
-from penstock.cli.printing import visible
+from penstock.cli.console import plain_console, visible
 from penstock.cli.watch_screen import StatusChanges, WatchScreen
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError

@@ -11,9 +11,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import Remembered, plain_console
+from penstock.cli.console import Remembered, about, in_brief, moment, plain_console, time_of_day
 from penstock.cli.job_tables import TIGHT, overview
-from penstock.cli.printing import about, in_brief, moment, time_of_day
 from penstock.cli.status_screen import facts, graph_table, heading, needs_lines, problems
 from penstock.status.events import Event
 from penstock.status.live import Progress

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
+from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard import json_models, pages
@@ -27,8 +28,7 @@ from penstock.dashboard.actions import allowed_actions
 from penstock.dashboard.flink.disposal import dispose, opened
 from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.response_cache import ResponseCache
-from penstock.dashboard.responses import HTML, JSON, json_answer, page_answer
+from penstock.dashboard.responses import HTML, JSON, ResponseCache, json_answer, page_answer
 from penstock.dashboard.state_beside import StateReader
 from penstock.errors import ConfigError, PenstockError
 from penstock.requests.request_client import Outcome, outcome
@@ -95,8 +95,8 @@ Render = Callable[..., str]
 class BrowserRoute(Route):
     """Only for those who ask for a page."""
 
+    @override
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """See `Route.matches`."""
         accept = next((value for name, value in scope.get("headers", ()) if name == b"accept"), b"")
         return super().matches(scope) if b"text/html" in accept else (Match.NONE, {})
 

@@ -276,7 +276,7 @@ class TaskContext:
 
 @dataclass
 class Task(ABC):
-    """One operator in one subtask and one batch. The engine (`engine/subtask.py`) opens its state, calls it, and freezes the state."""
+    """One operator in one subtask and one batch. The engine (`run/subtask.py`) opens its state, calls it, and freezes the state."""
 
     context: TaskContext
 

@@ -17,6 +17,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.python_values import python_values
 
@@ -160,12 +161,13 @@ class ColumnCell(Cell):
         self.values[index] = python_values(self._stored.slice(index, 1))[0]
         self.dirty[index] = self.looked[index] = 0
 
+    @override
     def memo(self) -> Any:
-        """See `Cell.memo`."""
         return deep_copy(self.values[self.at]), self.dirty[self.at], self.looked[self.at]
 
+    @override
     def back_to(self, memo: Any) -> None:
-        """See `Cell.back_to`. What was held of the call is let go as in `undo`."""
+        """What was held of the call is let go as in `undo`."""
         self.undo(self.at)
         self.values[self.at], self.dirty[self.at], self.looked[self.at] = memo
 
@@ -209,8 +211,8 @@ class ContainerCell(ValueCell):
         super().__init__(default, form)
         self.ends = True
 
+    @override
     def end_call(self) -> None:
-        """See `Cell.end_call`."""
         if self.dirty[self.at]:
             self.values[self.at] = safe_copy(self.values[self.at])
 
@@ -244,13 +246,13 @@ class ComparedContainerCell(ContainerCell):
         self._was_dirty = 0
         """Whether an earlier call of the key had changed it."""
 
+    @override
     def load(self, stored: pa.Array, keys: PieceKeys) -> None:
-        """See `ColumnCell.load`."""
         super().load(stored, keys)
         self._let_go()
 
+    @override
     def undo(self, index: int) -> None:
-        """See `Cell.undo`."""
         super().undo(index)
         self._let_go()
 
@@ -259,8 +261,8 @@ class ComparedContainerCell(ContainerCell):
         super().clear()
         self._held, self._assigned = False, True
 
+    @override
     def end_call(self) -> None:
-        """See `Cell.end_call`."""
         index = self.at
         if self._held and stored_equal(self.values[index], self._seen()):
             self.values[index] = self._before

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators.cells import ColumnCell, deep_copy, may_be_changed, shown
@@ -75,8 +76,8 @@ class ReducingState(ColumnState):
         check_takes(function, 2, "function", "the value so far and the one to add")
         self.function = function
 
+    @override
     def make_cell(self, name: str) -> ReducingCell:
-        """See `DeclaredState.make_cell`."""
         return self._kind(ReducingCell)(pa.field(name, self.arrow_type), self.function, self.default)
 
     def add(self, value: Any) -> None:  # noqa: ARG002 - the cell takes it
@@ -124,8 +125,8 @@ class AggregatingState(ColumnState):
                 f"{what} gave {shown(created)}, which is not of type {self.ddl}: {error}", value=created
             ) from error
 
+    @override
     def make_cell(self, name: str) -> AggregatingCell:
-        """See `DeclaredState.make_cell`."""
         return self._kind(AggregatingCell)(pa.field(name, self.arrow_type), self.function)
 
     def add(self, value: Any) -> None:  # noqa: ARG002 - the cell takes it
@@ -188,8 +189,9 @@ class FoldedCell(ColumnCell):
         self._usual = usual_types(field.type)
         self.ends = may_be_changed(field.type)
 
+    @override
     def end_call(self) -> None:
-        """See `Cell.end_call`. User code may hold on to what it has made, and change it when the turn is another key's."""
+        """User code may hold on to what it has made, and change it when the turn is another key's."""
         index = self.at
         if self.dirty[index]:
             self.values[index] = deep_copy(self.values[index])

@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.batch_tables import BatchList
 from penstock.operators.cells import deep_copy, may_be_changed, safe_copy, stored_equal
@@ -42,8 +43,8 @@ class ListState(TableState):
         super().__init__(ttl)
         self.ddl = type_ddl(type)
 
+    @override
     def table(self, name: str, key: pa.Schema) -> TableLayout:
-        """See `TableState.table`."""
         position, value = self._fields(name)
         lifetimes = self.lifetimes(name)
         values = with_stamps(pa.schema([value]), lifetimes)
@@ -52,8 +53,8 @@ class ListState(TableState):
     def _fields(self, name: str) -> tuple[pa.Field, pa.Field]:
         return pa.field(f"{name}_position", pa.int64()), pa.field(name, arrow_type(self.ddl))
 
+    @override
     def make_cell(self, name: str) -> ListCell:
-        """See `DeclaredState.make_cell`."""
         return ListCell(name, *self._fields(name), self.ttl)
 
     def __iter__(self) -> Iterator[Any]:
@@ -257,8 +258,8 @@ class ListCell(TableCell, MutableSequence[Any]):
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
 
+    @override
     def end_call(self) -> None:
-        """See `Cell.end_call`."""
         if self.at in self._appended:
             self._appended[self.at] = [safe_copy(value) for value in self._appended[self.at]]
         for element in self._whole.get(self.at, ()):
@@ -266,21 +267,21 @@ class ListCell(TableCell, MutableSequence[Any]):
             if element.changed or element.position is None:
                 element.value = safe_copy(element.value)
 
+    @override
     def undo(self, index: int) -> None:
-        """See `Cell.undo`."""
         self._appended.pop(index, None)
         self._whole.pop(index, None)
 
+    @override
     def memo(self) -> Any:
-        """See `Cell.memo`."""
         appended, whole = self._appended.get(self.at), self._whole.get(self.at)
         return (
             None if appended is None else [deep_copy(value) for value in appended],
             None if whole is None else [element.copy() for element in whole],
         )
 
+    @override
     def back_to(self, memo: Any) -> None:
-        """See `Cell.back_to`."""
         appended, whole = memo
         self.undo(self.at)
         if appended is not None:
@@ -288,12 +289,12 @@ class ListCell(TableCell, MutableSequence[Any]):
         if whole is not None:
             self._whole[self.at] = whole
 
+    @override
     def touched(self) -> Iterable[int]:
-        """See `TableCell.touched`."""
         return self._appended.keys() | self._whole.keys()
 
+    @override
     def changes(self, index: int) -> Iterable[Change]:
-        """See `TableCell.changes`."""
         places = self._places()
         whole = self._whole.get(index)
         if whole is None:

@@ -8,6 +8,7 @@ from datetime import date
 from typing import Any, Self
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError
 from penstock.operators.cells import deep_copy, may_be_changed, safe_copy, stored_equal
@@ -218,8 +219,8 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
 
+    @override
     def end_call(self) -> None:
-        """See `Cell.end_call`."""
         changes = self._changed.get(self.at, _NOTHING)
         for key, stored in self._looked.items():
             if stored_equal(changes[key], stored):
@@ -228,21 +229,21 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         for key, value in changes.items():
             changes[key] = value if value is _GONE else safe_copy(value)
 
+    @override
     def undo(self, index: int) -> None:
-        """See `Cell.undo`."""
         self._changed.pop(index, None)
         self._cleared.discard(index)
         self._gone.discard(index)
         self._looked = {}
 
+    @override
     def memo(self) -> Any:
-        """See `Cell.memo`."""
         changes = self._changed.get(self.at)
         copied = None if changes is None else {key: _kept_change(value) for key, value in changes.items()}
         return copied, self.at in self._cleared, self.at in self._gone
 
+    @override
     def back_to(self, memo: Any) -> None:
-        """See `Cell.back_to`."""
         changes, is_cleared, has_gone = memo
         self.undo(self.at)
         self._seen.pop(self.at, None)
@@ -253,12 +254,13 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         if has_gone:
             self._gone.add(self.at)
 
+    @override
     def touched(self) -> Iterable[int]:
-        """See `TableCell.touched`."""
         return self._changed.keys() | self._cleared
 
+    @override
     def collect(self, index: int, into: Changes) -> None:
-        """See `TableCell.collect`. Most keys only have new values."""
+        """Most keys only have new values."""
         if index in self._cleared or index in self._gone:
             super().collect(index, into)
             return
@@ -267,8 +269,8 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         into.values.extend(changed.values())
         into.counted(index, before)
 
+    @override
     def changes(self, index: int) -> Iterable[Change]:
-        """See `TableCell.changes`."""
         changed = self._changed.get(index, {})
         for key, value in changed.items():
             yield Change(key, gone=True) if value is _GONE else Change(key, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.operators.batch_tables import BatchMap
@@ -37,8 +38,8 @@ class MapState(TableState):
         super().__init__(ttl)
         self.key_ddl, self.value_ddl = map_types(key_type, value_type, type(self).__name__)
 
+    @override
     def table(self, name: str, key: pa.Schema) -> TableLayout:
-        """See `TableState.table`."""
         sub, value = self._fields(name)
         lifetimes = self.lifetimes(name)
         values = with_stamps(pa.schema([value]), lifetimes)
@@ -47,8 +48,8 @@ class MapState(TableState):
     def _fields(self, name: str) -> tuple[pa.Field, pa.Field]:
         return pa.field(f"{name}_key", arrow_type(self.key_ddl)), pa.field(name, arrow_type(self.value_ddl))
 
+    @override
     def make_cell(self, name: str) -> MapCell:
-        """See `DeclaredState.make_cell`."""
         return MapCell(name, *self._fields(name), self.ttl)
 
     def __getitem__(self, key: Any) -> Any:

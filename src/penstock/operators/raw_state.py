@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError, IncompatibleStateError, PenstockError
 from penstock.operators.cells import UNCHANGING, ColumnCell, PieceKeys, shown
@@ -69,8 +70,8 @@ class RawState(ColumnState):
         plain = f"default={shown(default)} is not bytes; give encode and decode for other objects"
         raise ConfigError(plain if self.encode is _same else made)
 
+    @override
     def make_cell(self, name: str) -> RawCell:
-        """See `DeclaredState.make_cell`."""
         return self._kind(RawCell)(
             name, self.encode, self.decode, self.default, assigning_touches=self.ttl is not None
         )
@@ -129,13 +130,13 @@ class RawCell(ColumnCell):
         self._is_held = False
         self._is_set = False
 
+    @override
     def load(self, stored: pa.Array, keys: PieceKeys) -> None:
-        """See `ColumnCell.load`."""
         super().load(stored, keys)
         self._let_go()
 
+    @override
     def undo(self, index: int) -> None:
-        """See `Cell.undo`."""
         super().undo(index)
         self._let_go()
 
@@ -160,8 +161,9 @@ class RawCell(ColumnCell):
             self._held = value
             self._is_held = self._is_set = True
 
+    @override
     def end_call(self) -> None:
-        """See `Cell.end_call`. Whoever looked at an object may have changed it; then it is written only where its bytes have changed."""
+        """Whoever looked at an object may have changed it; then it is written only where its bytes have changed."""
         if not self._is_held:
             return
         if self._is_set or type(self._held) not in UNCHANGING:

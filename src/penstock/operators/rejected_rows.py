@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.rows import Row, Rows
@@ -48,8 +50,8 @@ class EndsTheRun(RejectedRows):
         super().__init__(operator)
         self._error: BadRecordError | None = None
 
+    @override
     def take(self, row: Any, reason: object) -> None:
-        """See `RejectedRows.take`."""
         if not isinstance(row, Row):
             raise no_row_of_the_call(self.operator, row)
         self._error = BadRecordError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, overload
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import InternalError
 from penstock.operators.unreadable import readable
@@ -213,14 +214,14 @@ class WatchedRows(Rows):
         """Its position among the rows; None before the first and behind the last."""
         self._inputs: tuple[WatchedRows, WatchedRows] | None = None
 
+    @override
     def of_inputs(self) -> tuple[Rows, Rows]:
-        """See `Rows.of_inputs`."""
         left, right = self._table.of_inputs(self._start, self._stop)
         self._inputs = WatchedRows(*left), WatchedRows(*right)
         return self._inputs
 
+    @override
     def holds(self, row: object) -> bool:
-        """See `Rows.holds`."""
         return super().holds(row) or any(rows.holds(row) for rows in self._inputs or ())
 
     @property

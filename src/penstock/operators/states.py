@@ -10,6 +10,7 @@ from abc import ABC, ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.operators.batch_tables import BatchTable
@@ -94,8 +95,8 @@ class ColumnState(DeclaredState):
         """What is read where there is no value, in the form in which it would be stored."""
 
     @abstractmethod
-    def make_cell(self, name: str) -> ColumnCell:
-        """See `DeclaredState.make_cell`."""
+    @override
+    def make_cell(self, name: str) -> ColumnCell: ...
 
     def _kind(self, kind: type[Kind]) -> type[Kind]:
         """The kind of cell for it: one that notes who looks at it, where that renews it."""
@@ -131,8 +132,8 @@ class TableState(DeclaredState):
         """Its table, in an operator with this key."""
 
     @abstractmethod
-    def make_cell(self, name: str) -> TableCell:
-        """See `DeclaredState.make_cell`."""
+    @override
+    def make_cell(self, name: str) -> TableCell: ...
 
     def in_columns(
         self, name: str, state: OpenState, keys: KeyBatch, operator: str, touches: TouchTimes
@@ -162,8 +163,8 @@ class ValueState(ColumnState):
 
     instead = ".value = ..."
 
-    def make_cell(self, name: str) -> ValueCell:  # noqa: ARG002 - it says nothing that needs the name
-        """See `DeclaredState.make_cell`."""
+    @override
+    def make_cell(self, name: str) -> ValueCell:
         kind = ContainerCell if self.ttl is None else ComparedContainerCell
         cell = kind if pa.types.is_nested(self.arrow_type) else ValueCell
         return self._kind(cell)(self.default, StoredForm(self.arrow_type))

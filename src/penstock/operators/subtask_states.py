@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError, UserCodeError
 from penstock.operators.list_state import ListCell, ListState
@@ -113,12 +114,12 @@ class OperatorListState(SubtaskState):
             )
         self.on_rescale = _DEALT[on_rescale]
 
-    def table(self, name: str, key: pa.Schema) -> TableLayout:  # noqa: ARG002 - the subtask is the key
-        """See `TableState.table`."""
+    @override
+    def table(self, name: str, key: pa.Schema) -> TableLayout:
         return replace(ListState(self.ddl).table(name, _KEY), on_rescale=self.on_rescale)
 
+    @override
     def make_cell(self, name: str) -> OperatorListCell:
-        """See `DeclaredState.make_cell`."""
         return OperatorListCell(name, *_fields(self.table(name, _KEY)))
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,12 +148,12 @@ class BroadcastState(SubtaskState):
         super().__init__()
         self.key_ddl, self.value_ddl = map_types(key_type, value_type, "BroadcastState")
 
-    def table(self, name: str, key: pa.Schema) -> TableLayout:  # noqa: ARG002 - the subtask is the key
-        """See `TableState.table`."""
+    @override
+    def table(self, name: str, key: pa.Schema) -> TableLayout:
         return replace(MapState(self.key_ddl, self.value_ddl).table(name, _KEY), on_rescale=OnRescale.COPY)
 
+    @override
     def make_cell(self, name: str) -> BroadcastCell:
-        """See `DeclaredState.make_cell`."""
         return BroadcastCell(name, *_fields(self.table(name, _KEY)))
 
     def __getitem__(self, key: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import UserCodeError
 from penstock.operators.cells import Cell
@@ -201,23 +202,24 @@ class TimersCell(Cell):
 
     # ── a call that counts for nothing ─────────────────────────────────────────────────────────
 
+    @override
     def undo(self, index: int) -> None:
-        """See `Cell.undo`. What is stored is due all the same."""
+        """What is stored is due all the same."""
         for changed in self._changed:
             changed.pop(index, None)
         if index == self._key:
             self._key = -1
 
+    @override
     def memo(self) -> int:
-        """See `Cell.memo`."""
         if self._key != self.at:
             self._turn()
         if self._journal is None:
             self._journal = []
         return len(self._journal)
 
+    @override
     def back_to(self, memo: Any) -> None:
-        """See `Cell.back_to`."""
         journal = self._journal or []
         while len(journal) > memo:
             kind, us, before = journal.pop()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn
 from penstock.operators.aggregate.merge import finish
@@ -61,17 +62,17 @@ class Plain(Shown):
     field: pa.Field
 
     @property
+    @override
     def type(self) -> pa.DataType:
-        """See `Shown.type`."""
         return self.field.type
 
     @property
+    @override
     def is_named_by_user(self) -> bool:
-        """See `Shown.is_named_by_user`."""
         return bool(self.name == self.field.name)
 
+    @override
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """See `Shown.of`."""
         return rows.column(self.field.name)
 
 
@@ -83,12 +84,12 @@ class TimestampColumn(Shown):
     moved_us: int = 0
 
     @property
+    @override
     def type(self) -> pa.DataType:
-        """See `Shown.type`."""
         return MOMENTS
 
+    @override
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """See `Shown.of`."""
         return as_moments(rows.column(self.column).to_numpy(zero_copy_only=False) + self.moved_us, MOMENTS)
 
 
@@ -99,22 +100,23 @@ class Result(Shown):
     spec: AggregateColumn
 
     @property
+    @override
     def type(self) -> pa.DataType:
-        """See `Shown.type`."""
         return self.spec.output
 
     @property
+    @override
     def is_named_by_user(self) -> bool:
-        """See `Shown.is_named_by_user`."""
         return True
 
     @property
+    @override
     def parts(self) -> tuple[pa.Field, ...]:
-        """See `Shown.parts`. One row and a thousand may have the same average."""
+        """One row and a thousand may have the same average."""
         return tuple(pa.field(one.name, one.type) for one in self.spec.partials)
 
+    @override
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """See `Shown.of`."""
         return finish([self.spec], rows).column(0)
 
 
@@ -125,12 +127,13 @@ class Position(Shown):
     key: tuple[str, ...]
 
     @property
+    @override
     def type(self) -> pa.DataType:
-        """See `Shown.type`."""
         return pa.int64()
 
+    @override
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """See `Shown.of`. All elements of a list must be there, in their order: see `View.whole`."""
+        """All elements of a list must be there, in their order: see `View.whole`."""
         order, starts = equal_rows([rows.column(SORT_KEY).to_numpy()], rows.select(list(self.key)).columns)
         places = np.empty(len(order), dtype=np.int64)
         places[order] = np.arange(len(order)) - np.repeat(starts[:-1], np.diff(starts))

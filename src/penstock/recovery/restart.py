@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from typing_extensions import override
+
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.logins import refuses_login
@@ -49,8 +51,8 @@ class NoRestart(RestartStrategy):
     def __str__(self) -> str:
         return "no_restart()"
 
-    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
-        """See `RestartStrategy.delay_s`."""
+    @override
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         return None
 
 
@@ -65,17 +67,17 @@ class FixedDelay(RestartStrategy):
         return f"fixed_delay(attempts={self.attempts})"
 
     @property
+    @override
     def counts_attempts(self) -> bool:
-        """See `RestartStrategy.counts_attempts`."""
         return True
 
     @property
+    @override
     def counts_up_to(self) -> int:
-        """See `RestartStrategy.counts_up_to`."""
         return self.attempts + 1
 
-    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
-        """See `RestartStrategy.delay_s`."""
+    @override
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         return self.pause_s if len(failures) <= self.attempts else None
 
 
@@ -91,12 +93,12 @@ class FailureRate(RestartStrategy):
         return f"failure_rate(max_failures={self.max_failures}, interval={duration(self.interval_s)})"
 
     @property
+    @override
     def counts_up_to(self) -> int:
-        """See `RestartStrategy.counts_up_to`."""
         return self.max_failures + 1
 
-    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
-        """See `RestartStrategy.delay_s`."""
+    @override
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         recent = [at for at in failures if at > failures[-1] - self.interval_s]
         return self.pause_s if len(recent) <= self.max_failures else None
 
@@ -118,17 +120,17 @@ class ExponentialDelay(RestartStrategy):
         )
 
     @property
+    @override
     def counts_attempts(self) -> bool:
-        """See `RestartStrategy.counts_attempts`."""
         return self.attempts is not None
 
     @property
+    @override
     def counts_up_to(self) -> int:
-        """See `RestartStrategy.counts_up_to`."""
         return 1 if self.attempts is None else self.attempts + 1
 
+    @override
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
-        """See `RestartStrategy.delay_s`."""
         streak, pause = self._streak(failures)
         if self.attempts is not None and streak > self.attempts:
             return None

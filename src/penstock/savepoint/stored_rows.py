@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.checkpoint.state_columns import stored_layout
@@ -137,18 +138,18 @@ class SavedPart(Part):
     table: TableLayout
 
     @property
+    @override
     def number(self) -> int:
-        """See `Part.number`."""
         return self.file.part
 
     @property
+    @override
     def place(self) -> str:
-        """See `Part.place`."""
         return f"{self.file.path} of the savepoint {self.folder.uri}"
 
     @property
+    @override
     def instead(self) -> str:
-        """See `Part.instead`."""
         return "take another copy of the savepoint"
 
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:
@@ -163,21 +164,21 @@ class CheckpointedPart(Part):
     table: str
 
     @property
+    @override
     def number(self) -> int:
-        """See `Part.number`."""
         return self.subtask.handle.subtask.index
 
     @property
+    @override
     def place(self) -> str:
-        """See `Part.place`."""
         handle = self.subtask.handle
         files = ", ".join(file_label(ref) for ref in handle.refs[:_MOST_NAMED])
         more = " or another" if len(handle.refs) > _MOST_NAMED else ""
         return f"state of {handle.subtask} ({files}{more}) in {self.subtask.storage.uri}"
 
     @property
+    @override
     def instead(self) -> str:
-        """See `Part.instead`."""
         return "restore an older checkpoint"
 
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - all are read

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError, InternalError
 from penstock.sinks.staged.sink import HandoverSink
@@ -137,8 +138,9 @@ class WriteAheadLog(HandoverSink):
         self.idempotent = idempotent
 
     @property
+    @override
     def delivery(self) -> Delivery:  # type: ignore[override]
-        """See `Delivery`: it depends on the function."""
+        """It depends on the function."""
         return Delivery.IDEMPOTENT if self.idempotent else Delivery.AT_LEAST_ONCE
 
     @property

@@ -16,7 +16,6 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
-from penstock.engine.run import Run
 from penstock.errors import (
     BadRecordError,
     ConfigError,
@@ -32,6 +31,7 @@ from penstock.logins import refuses_login, says_so
 from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
+from penstock.run.run import Run
 from penstock.snapshot.messages import TaskFailed
 from penstock.status.live import Progress
 from penstock.wording import NOT_SHOWN, counted, duration

@@ -10,9 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructField, StructType
 
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Assignment
-from penstock.engine.sink_writer import Fused, SinkWriter
-from penstock.engine.subtask import Subtask
 from penstock.errors import ConfigError, InternalError, UnavailableError
 from penstock.graph import (
     BadRecords,
@@ -27,6 +24,9 @@ from penstock.graph import (
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
+from penstock.run.assignment import Assignment
+from penstock.run.sink_writer import Fused, SinkWriter
+from penstock.run.subtask import Subtask
 from penstock.spark.compiled import Compiled
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import with_believed_times

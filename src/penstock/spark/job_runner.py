@@ -14,7 +14,6 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
 from penstock.dashboard.beside import Beside, start_beside
-from penstock.engine.start import start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -32,6 +31,7 @@ from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
 from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
 from penstock.requests.request_server import LOOK_S, RequestServer
+from penstock.run.start import start_run
 from penstock.savepoint.manifest import Manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
 from penstock.spark.compiled import Compiled, compile_job, spec_of

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
+from typing_extensions import override
 
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.randomness import SYSTEM_RANDOMNESS
@@ -317,8 +318,9 @@ class PacedLogReader(LogStreamReader):
         self._seen = super().latestOffset(self._seen or self.initialOffset(), self.getDefaultReadLimit())
         return self._seen
 
+    @override
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """See `LogStreamReader`. Spark also calls it, with an empty range, to say where a query goes on."""
+        """Spark also calls it, with an empty range, to say where a query goes on."""
         self._seen = end
         return super().partitions(start, end)
 

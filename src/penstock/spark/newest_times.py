@@ -15,13 +15,13 @@ from operator import and_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
-from penstock.engine.run import BatchUnderWay
-from penstock.engine.source_partitions import ALL_ROWS, named_partitions, partition_name, partition_parts
-from penstock.engine.watermarks import latest_us
 from penstock.errors import BadRecordError
 from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
 from penstock.operators.time_column import TimeColumn
+from penstock.run.run import BatchUnderWay
+from penstock.run.source_partitions import ALL_ROWS, named_partitions, partition_name, partition_parts
+from penstock.run.watermarks import latest_us
 from penstock.spark.event_times import in_microseconds
 from penstock.spark.key_columns import quoted
 from penstock.wording import counted

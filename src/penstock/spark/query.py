@@ -17,15 +17,15 @@ from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
-from penstock.engine import run
-from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start, forget_working_files, make_coordinator
 from penstock.ids import CheckpointId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
 from penstock.recovery.restart import Failure
 from penstock.requests.job_actions import JobActions
+from penstock.run import run
+from penstock.run.assignment import Answer, Assignment
+from penstock.run.run import BatchUnderWay, Run
+from penstock.run.start import Start, forget_working_files, make_coordinator
 from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background

@@ -17,10 +17,10 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
 from penstock.progress import counted_by
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
+from penstock.run.assignment import Answer, decode_answer, encode_answer
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import Message

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
@@ -33,8 +34,8 @@ class Conversion(ABC):
 class Kept(Conversion):
     """The type is the same."""
 
+    @override
     def __call__(self, column: pa.Array) -> pa.Array:
-        """See `Conversion`."""
         return column
 
 
@@ -44,8 +45,8 @@ class Wider(Conversion):
 
     to: pa.DataType
 
+    @override
     def __call__(self, column: pa.Array) -> pa.Array:
-        """See `Conversion`."""
         return pc.cast(column, self.to)
 
 
@@ -57,8 +58,8 @@ class OfStruct(Conversion):
     fields: tuple[tuple[int, Conversion] | None, ...]
     """For each field of the new type the place of the stored one, None where there was none."""
 
+    @override
     def __call__(self, column: pa.Array) -> pa.Array:
-        """See `Conversion`."""
         children = [
             pa.nulls(len(column), field.type) if found is None else found[1](column.field(found[0]))
             for field, found in zip(self.to, self.fields, strict=True)
@@ -73,8 +74,8 @@ class OfItems(Conversion):
     to: pa.DataType
     item: Conversion
 
+    @override
     def __call__(self, column: pa.Array) -> pa.Array:
-        """See `Conversion`."""
         return _with_children(column, self.to, self.item(column.values))
 
 
@@ -86,8 +87,8 @@ class OfEntries(Conversion):
     key: Conversion
     item: Conversion
 
+    @override
     def __call__(self, column: pa.Array) -> pa.Array:
-        """See `Conversion`."""
         parts = [self.key(column.keys), self.item(column.items)]
         entries = pa.StructArray.from_arrays(parts, fields=[self.to.key_field, self.to.item_field])
         return _with_children(column, self.to, entries)

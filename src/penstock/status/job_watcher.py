@@ -6,7 +6,9 @@ No file is read whole that is larger than any file Penstock writes: a storage ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from typing_extensions import override
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
@@ -17,18 +19,64 @@ from penstock.ownership.claim import is_gone, pid_space
 from penstock.ownership.heartbeat import Pulse
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.status.checkpoint_history import Name, history, summary
-from penstock.status.events import Event, ProcessDied, ProcessStarted, SavepointDeleted, SavepointMade
+from penstock.status.events import (
+    Answered,
+    Asked,
+    Event,
+    ProcessDied,
+    ProcessStarted,
+    SavepointDeleted,
+    SavepointMade,
+)
 from penstock.status.failure_history import failures
 from penstock.status.jobs import FoundJob
 from penstock.status.journal import JournalReader
 from penstock.status.journal_files import read_live, read_plan
 from penstock.status.live import Progress
 from penstock.status.plan import Plan
-from penstock.status.request_history import asked_for
-from penstock.status.view import JobState, JobView, RunView
+from penstock.status.view import JobState, JobView, RequestView, RunView
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.wording import size
+
+
+def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) -> tuple[RequestView, ...]:
+    """Newest first. `events`: oldest first. `present`: the run that is alive; 0: none is.
+
+    Another run of the same process goes on with what one had taken on. A process that is gone answers nothing any more: if the request lies
+    in storage, the next one takes it on, and says so.
+    """
+    found: dict[str, RequestView] = {}
+    processes = {run.run: (run.host, run.pid) for run in runs}
+    here = processes.get(present)
+    for number, event in enumerate(events):
+        match event:
+            case Asked():
+                name = event.request or f"without an id, {number}"
+                goes_on = bool(event.request) and here is not None and processes.get(event.run) == here
+                before = found.pop(name, None)
+                found[name] = RequestView(
+                    request=event.request,
+                    what=event.what,
+                    by=event.by,
+                    asked_at=before.asked_at if before else event.at,
+                    state="under way" if goes_on else "unknown",
+                )
+            case Answered():
+                before = found.pop(event.request, None)
+                found[event.request] = RequestView(
+                    request=event.request,
+                    what=event.what,
+                    by=event.by,
+                    asked_at=before.asked_at if before else event.at,
+                    state="done" if event.ok else "failed",
+                    answered_at=event.at,
+                    error=event.error,
+                    checkpoint=event.checkpoint,
+                    folder=event.folder,
+                )
+    return tuple(sorted(found.values(), key=lambda one: one.asked_at, reverse=True))
+
 
 LARGEST_METADATA_BYTES = 128 * 1024 * 1024
 """That of a checkpoint is the largest of the files that are read whole, and has some megabytes at most."""
@@ -37,8 +85,8 @@ LARGEST_METADATA_BYTES = 128 * 1024 * 1024
 class BoundedReading(ForwardingStorage):
     """The same storage, in which `get` refuses."""
 
+    @override
     def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
         found = self.size(name) or 0
         if found > LARGEST_METADATA_BYTES:
             raise CorruptStateError(

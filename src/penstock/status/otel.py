@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from penstock.lazy_imports import optional_package
 from penstock.status.events import (
     CheckpointCommitted,
@@ -53,8 +55,8 @@ class OpenTelemetry(Listener):
         self._failed: RunFailed | None = None
         self._started: RunStarted | None = None
 
+    @override
     def on_event(self, event: Event) -> None:
-        """See `Listener.on_event`."""
         match event:
             case CheckpointCompleted():
                 self._completed[event.checkpoint, event.run] = event
@@ -77,8 +79,9 @@ class OpenTelemetry(Listener):
             case JobEnded():
                 self._recovery(event.at, came_back=False)
 
+    @override
     def close(self) -> None:
-        """See `Listener.close`: what was completed and never heard to be committed is told as it is."""
+        """What was completed and never heard to be committed is told as it is."""
         self._tell_the_oldest(0)
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────

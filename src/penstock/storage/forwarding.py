@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from typing_extensions import override
+
 from penstock.ids import SubtaskId
 from penstock.storage.base import Storage
 
@@ -27,54 +29,56 @@ class ForwardingStorage(Storage):
         return work()
 
     @property
+    @override
     def uri(self) -> str:
-        """See `Storage.uri`."""
         return self.inner.uri
 
+    @override
     def put(self, name: str, data: bytes) -> None:
-        """See `Storage.put`."""
         self._perform("put", name, lambda: self.inner.put(name, data))
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`."""
         return self._perform("create", name, lambda: self.inner.create(name, data))
 
+    @override
     def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
         return self._perform("get", name, lambda: self.inner.get(name))
 
+    @override
     def size(self, name: str) -> int | None:
-        """See `Storage.size`."""
         return self._perform("size", name, lambda: self.inner.size(name))
 
+    @override
     def upload(self, local: Path, name: str) -> None:
-        """See `Storage.upload`."""
         self._perform("upload", name, lambda: self.inner.upload(local, name))
 
+    @override
     def download(self, name: str, local: Path) -> None:
-        """See `Storage.download`."""
         self._perform("download", name, lambda: self.inner.download(name, local))
 
+    @override
     def names(self, prefix: str = "") -> list[str]:
-        """See `Storage.names`."""
         return self._perform("names", prefix, lambda: self.inner.names(prefix))
 
+    @override
     def delete(self, names: Iterable[str]) -> None:
-        """See `Storage.delete`."""
         wanted = list(names)
         if wanted:
             self._perform("delete", wanted[0], lambda: self.inner.delete(wanted))
 
+    @override
     def clean_temporary(self, older_than_s: float) -> int:
-        """See `Storage.clean_temporary`."""
         return self._perform("clean_temporary", "", lambda: self.inner.clean_temporary(older_than_s))
 
+    @override
     def check_place(self) -> None:
-        """See `Storage.check_place`; no I/O of a job."""
+        """No I/O of a job."""
         self.inner.check_place()
 
+    @override
     def wait_for_turn(self, subtask: SubtaskId) -> None:
-        """See `Storage.wait_for_turn`; no I/O, so it does not pass `_perform`."""
+        """No I/O, so it does not pass `_perform`."""
         self.inner.wait_for_turn(subtask)
 
 
@@ -89,43 +93,44 @@ class Subfolder(ForwardingStorage):
         return f"{self.folder}/{name}"
 
     @property
+    @override
     def uri(self) -> str:
-        """See `Storage.uri`."""
         return f"{self.inner.uri}/{self.folder}"
 
+    @override
     def put(self, name: str, data: bytes) -> None:
-        """See `Storage.put`."""
         super().put(self._below(name), data)
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`."""
         return super().create(self._below(name), data)
 
+    @override
     def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
         return super().get(self._below(name))
 
+    @override
     def size(self, name: str) -> int | None:
-        """See `Storage.size`."""
         return super().size(self._below(name))
 
+    @override
     def upload(self, local: Path, name: str) -> None:
-        """See `Storage.upload`."""
         super().upload(local, self._below(name))
 
+    @override
     def download(self, name: str, local: Path) -> None:
-        """See `Storage.download`."""
         super().download(self._below(name), local)
 
+    @override
     def names(self, prefix: str = "") -> list[str]:
-        """See `Storage.names`."""
         found = super().names(self._below(prefix) if prefix else self.folder)
         return [name.removeprefix(f"{self.folder}/") for name in found]
 
+    @override
     def delete(self, names: Iterable[str]) -> None:
-        """See `Storage.delete`."""
         super().delete([self._below(name) for name in names])
 
-    def clean_temporary(self, older_than_s: float) -> int:  # noqa: ARG002
-        """See `Storage.clean_temporary`; the whole storage does that."""
+    @override
+    def clean_temporary(self, older_than_s: float) -> int:
+        """The whole storage does that."""
         return 0

@@ -19,6 +19,8 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from typing_extensions import override
+
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.storage.base import Storage
@@ -59,17 +61,20 @@ class LocalStorage(Storage):
         return f"LocalStorage({str(self.root)!r})"
 
     @property
+    @override
     def uri(self) -> str:
-        """See `Storage.uri`; with a scheme, because what has none is looked for wherever Hadoop's `fs.defaultFS` says."""
+        """With a scheme, because what has none is looked for wherever Hadoop's `fs.defaultFS` says."""
         return self.root.as_uri()
 
+    @override
     def check_place(self) -> None:
-        """See `Storage.check_place`; refuses file systems on which two runs could own the job."""
+        """Refuses file systems on which two runs could own the job."""
         refuse_place(self.root, "storage")
         self._was_there = False
 
+    @override
     def check_writable(self) -> None:
-        """See `Storage.check_writable`; folders that it made go again, as long as nobody else has put anything into them."""
+        """Folders that it made go again, as long as nobody else has put anything into them."""
         self.check_place()
         made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         super().check_writable()
@@ -78,14 +83,15 @@ class LocalStorage(Storage):
             for folder in made:
                 folder.rmdir()
 
+    @override
     def put(self, name: str, data: bytes) -> None:
-        """See `Storage.put`."""
         target = self._path(name)
         with self._failures("put", name):
             self._appear(target, lambda temporary: _write_synced(temporary, data), os.replace)
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`; a hard link fails where something exists, so it has one winner."""
+        """A hard link fails where something exists, so it has one winner."""
         target = self._path(name)
         with self._failures("create", name):
             try:
@@ -94,13 +100,13 @@ class LocalStorage(Storage):
                 return False
         return True
 
+    @override
     def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
         with self._failures("get", name, missing_is_an_answer=True):
             return _read_regular(self._path(name))
 
+    @override
     def size(self, name: str) -> int | None:
-        """See `Storage.size`."""
         with self._failures("look at", name):
             try:
                 found = self._path(name).stat()
@@ -110,8 +116,9 @@ class LocalStorage(Storage):
                 raise
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
+    @override
     def upload(self, local: Path, name: str) -> None:
-        """See `Storage.upload`; a hard link where the file system allows it."""
+        """A hard link where the file system allows it."""
         target = self._path(name)
         if not local.is_file():
             raise _no_local_file(name, local)
@@ -123,8 +130,9 @@ class LocalStorage(Storage):
                 raise _no_local_file(name, local) from error
             raise
 
+    @override
     def download(self, name: str, local: Path) -> None:
-        """See `Storage.download`; not synced, since local files are a cache."""
+        """Not synced, since local files are a cache."""
         source = self._path(name)
         temporary = local.with_name(temporary_name())
         with self._failures("download", name, missing_is_an_answer=True):
@@ -135,13 +143,14 @@ class LocalStorage(Storage):
             finally:
                 _unlink(temporary)
 
+    @override
     def names(self, prefix: str = "") -> list[str]:
-        """See `Storage.names`."""
         with self._failures("list", prefix):
             return sorted(name for name in self._walk(checked_prefix(prefix)) if not is_temporary(name))
 
+    @override
     def folders(self, prefix: str = "") -> list[str]:
-        """See `Storage.folders`; nothing below them is looked at. A link is none, as in `names`: it can lead anywhere."""
+        """Nothing below them is looked at. A link is none, as in `names`: it can lead anywhere."""
         return self._entries(prefix, lambda entry: entry.is_dir(follow_symlinks=False))
 
     def linked_folders(self) -> dict[str, Path]:
@@ -166,19 +175,17 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
+    @override
     def delete(self, names: Iterable[str]) -> None:
-        """See `Storage.delete`."""
         for name in names:
             path = self._path(name)
             with self._failures("delete", name):
                 _unlink(path)
                 self._remove_empty(path.parent)
 
+    @override
     def clean_temporary(self, older_than_s: float) -> int:
-        """See `Storage.clean_temporary`.
-
-        Choose a time longer than any single write can take: the temporary file of a live writer must not go.
-        """
+        """Choose a time longer than any single write can take: the temporary file of a live writer must not go."""
         oldest = SYSTEM_CLOCK.wall() - older_than_s
         cleaned = 0
         with self._failures("clean", ""):

@@ -23,6 +23,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.supervise.decisions import WISHES, End, Supervision
 from penstock.supervise.family import LOOK_S, Remains, adopt_orphans, children, end_orphans, reap
+from penstock.supervise.journal import Story
 from penstock.supervise.messages import (
     ENVIRONMENT,
     ID_ENVIRONMENT,
@@ -33,7 +34,6 @@ from penstock.supervise.messages import (
     read_said,
     socket_name,
 )
-from penstock.supervise.telling import Story
 from penstock.wording import counted, duration
 
 _log = logging.getLogger(__name__)

@@ -18,9 +18,6 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Assignment
-from penstock.engine.executor import Executor
-from penstock.engine.subtask import Subtask
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings
 from penstock.operators.base import Operator
@@ -38,6 +35,8 @@ from penstock.operators.row_order import Order, order_keys, sorted_by
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.window.kinds import WindowProcess
 from penstock.operators.window.operator import OwnCodeSpec, Window
+from penstock.run.assignment import Assignment, Executor
+from penstock.run.subtask import Subtask
 from penstock.state.backends.base import StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
 from penstock.state.subtask_rows import subtask_sort_key

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import UnavailableError
@@ -84,8 +85,9 @@ class FaultyStorage(ForwardingStorage):
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
+    @override
     def delete(self, names: Iterable[str]) -> None:
-        """See `Storage.delete`; one name at a time, so that a crash may fall between two."""
+        """One name at a time, so that a crash may fall between two."""
         for name in names:
             super().delete([name])
 

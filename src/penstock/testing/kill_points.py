@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 
 import msgspec
+from typing_extensions import override
 
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
@@ -56,8 +57,9 @@ class KillingStorage(ForwardingStorage):
     def __reduce__(self) -> tuple[Callable[[Storage], Storage], tuple[Storage]]:
         return _itself, (self.inner,)
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`; does not return from the one that is the kill point."""
+        """Does not return from the one that is the kill point."""
         checkpoint = self._reached(name)
         if checkpoint is None:
             return super().create(name, data)

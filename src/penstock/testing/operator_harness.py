@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import TimeReached
 from penstock.config import Duration, seconds, whole_number
-from penstock.engine.source_partitions import ALL_ROWS
-from penstock.engine.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
-from penstock.engine.watermarks import Watermarks
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.outputs import BAD, LATE, RESULTS, side_tags
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.timers import Timer, microseconds, moment, watermark
+from penstock.run.source_partitions import ALL_ROWS
+from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
+from penstock.run.watermarks import Watermarks
 from penstock.state.backends.base import StateBackend
 from penstock.state.lifetimes import in_microseconds
 from penstock.testing.declared import DeclaredOperator, Input

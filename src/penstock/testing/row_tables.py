@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.engine.watermarks import latest_us
 from penstock.errors import ConfigError
 from penstock.operators.process.run_keyed import to_table
 from penstock.operators.python_values import python_values
+from penstock.run.watermarks import latest_us
 from penstock.testing.declared import Input
 
 Row: TypeAlias = dict[str, Any]

@@ -17,9 +17,6 @@ from typing import Protocol, cast
 import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.acknowledgements import Acknowledged, acknowledged
-from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.executor import Executor
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
@@ -27,6 +24,8 @@ from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import RESULTS, Tags, untagged
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
+from penstock.run.acknowledgements import Acknowledged, acknowledged
+from penstock.run.assignment import Answer, Assignment, Executor, RunPlace
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message, UploadDone

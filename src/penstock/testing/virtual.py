@@ -7,6 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from pathlib import Path
 
+from typing_extensions import override
+
 from penstock.storage import Storage
 from penstock.storage.file_system import checked_file_name, checked_prefix
 
@@ -56,45 +58,45 @@ class VirtualStorage(Storage):
         self._names: list[str] = []
 
     @property
+    @override
     def uri(self) -> str:
-        """See `Storage.uri`."""
         return self._uri
 
+    @override
     def put(self, name: str, data: bytes) -> None:
-        """See `Storage.put`."""
         if checked_file_name(name) not in self._files:
             insort(self._names, name)
         self._files[name] = bytes(data)
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`."""
         if checked_file_name(name) in self._files:
             return False
         self.put(name, data)
         return True
 
+    @override
     def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
         try:
             return self._files[checked_file_name(name)]
         except KeyError:
             raise FileNotFoundError(f"{name} is not in {self.uri}") from None
 
+    @override
     def size(self, name: str) -> int | None:
-        """See `Storage.size`."""
         found = self._files.get(checked_file_name(name))
         return None if found is None else len(found)
 
+    @override
     def upload(self, local: Path, name: str) -> None:
-        """See `Storage.upload`."""
         self.put(name, local.read_bytes())
 
+    @override
     def download(self, name: str, local: Path) -> None:
-        """See `Storage.download`."""
         local.write_bytes(self.get(name))
 
+    @override
     def names(self, prefix: str = "") -> list[str]:
-        """See `Storage.names`."""
         folder = checked_prefix(prefix)
         if not folder:
             return list(self._names)
@@ -102,8 +104,8 @@ class VirtualStorage(Storage):
         behind = bisect_left(self._names, f"{folder}0")  # '0' follows '/'
         return self._names[first:behind]
 
+    @override
     def delete(self, names: Iterable[str]) -> None:
-        """See `Storage.delete`."""
         for name in list(names):
             if self._files.pop(checked_file_name(name), None) is not None:
                 self._names.remove(name)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from penstock.errors import ConfigError, UserCodeError
 from penstock.operators.cells import shown
 from penstock.operators.side_outputs import SideRows
@@ -65,8 +67,8 @@ class NoSides(SideRows):
     def __init__(self, operator: str) -> None:
         super().__init__(operator, {})
 
+    @override
     def take(self, name: str, given: Any) -> None:
-        """See `SideRows.take`."""
         raise UserCodeError(
             f"operator {self.operator}: process_broadcast() emits {shown(given)} to {name!r}; every subtask would emit the same row. Put "
             "what it learns into a BroadcastState, and emit in process()",

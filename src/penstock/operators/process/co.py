@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from penstock.errors import BadRecordError
 from penstock.operators.clock import OperatorClock
@@ -124,13 +125,13 @@ class TwoInputTable(RowTable):
         is_left = columns.column(f"{_RIGHT_KEY}{self._right_keys[0]}").is_null().to_numpy()
         self._lefts_before: list[int] = np.concatenate(([0], np.cumsum(is_left))).tolist()
 
+    @override
     def of_inputs(self, start: int, stop: int) -> tuple[tuple[RowTable, int, int], tuple[RowTable, int, int]]:
-        """See `RowTable.of_inputs`."""
         middle = start + self._lefts_before[stop] - self._lefts_before[start]
         return (self._left, start, middle), (self._right, middle, stop)
 
+    @override
     def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
-        """See `RowTable.as_they_came`."""
         (left, _, middle), (right, _, _) = self.of_inputs(start, stop)
         yield from left.as_they_came(start, middle)
         yield from right.as_they_came(middle, stop)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_column, as_columns
@@ -183,8 +184,9 @@ class SideColumns(SideRows):
 
     call = _PROCESS_BATCH
 
+    @override
     def take(self, name: str, given: Any) -> None:
-        """See `SideRows.take`. `given` is what a result may be."""
+        """`given` is what a result may be."""
         if name not in self._given:
             raise self._refusal(name, given)
         for columns in _each(given, self.who(name), self.call):

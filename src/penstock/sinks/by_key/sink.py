@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import CommitLostError, ConfigError, InternalError
 from penstock.sinks.staged.sink import HandoverSink
@@ -88,8 +89,8 @@ class UpsertSink(TwoPhaseCommitSink):
         self._writer.check(schema)
         self._way.validate(schema)
 
+    @override
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """See `TwoPhaseCommitSink`."""
         return self._way.begin_transaction(context)
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
@@ -104,8 +105,9 @@ class UpsertSink(TwoPhaseCommitSink):
         """Write the staged rows to the target, if they were not written at once."""
         self._way.commit(transaction)
 
+    @override
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
-        """See `TwoPhaseCommitSink`: in order, each with its note."""
+        """In order, each with its note."""
         self._way.commit_all(transactions)
 
     def abort(self, transaction: Transaction) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import json_lines, refuse_odd_years, unsupported_in_json
@@ -61,8 +62,9 @@ class Parquet(FileFormat):
         self.compression = compression
         self.row_group_rows = row_group_rows
 
+    @override
     def check(self, schema: pa.Schema) -> None:
-        """See `FileFormat.check`: an empty file in memory shows what pyarrow refuses."""
+        """An empty file in memory shows what pyarrow refuses."""
         try:
             pyarrow.parquet.ParquetWriter(
                 pa.BufferOutputStream(), schema, compression=self.compression
@@ -73,8 +75,8 @@ class Parquet(FileFormat):
                 schema=str(schema),
             ) from error
 
+    @override
     def open(self, path: Path, schema: pa.Schema) -> RowFile:
-        """See `FileFormat.open`."""
         writer = pyarrow.parquet.ParquetWriter(str(path), schema, compression=self.compression)
         return _ParquetFile(writer, self.row_group_rows)
 
@@ -110,8 +112,8 @@ class JsonLinesFormat(FileFormat):
 
     extension = "json"
 
+    @override
     def check(self, schema: pa.Schema) -> None:
-        """See `FileFormat.check`."""
         for field in schema:
             part = unsupported_in_json(field.type)
             if part is not None:
@@ -122,8 +124,8 @@ class JsonLinesFormat(FileFormat):
                     column=field.name,
                 )
 
-    def open(self, path: Path, schema: pa.Schema) -> RowFile:  # noqa: ARG002 - each line names its columns
-        """See `FileFormat.open`."""
+    @override
+    def open(self, path: Path, schema: pa.Schema) -> RowFile:
         return _JsonFile(path)
 
 
@@ -157,8 +159,8 @@ class Csv(FileFormat):
         self.delimiter = delimiter
         self.header = header
 
+    @override
     def check(self, schema: pa.Schema) -> None:
-        """See `FileFormat.check`."""
         for field in schema:
             if _no_csv_form(field.type):
                 raise ConfigError(
@@ -168,8 +170,8 @@ class Csv(FileFormat):
                     column=field.name,
                 )
 
+    @override
     def open(self, path: Path, schema: pa.Schema) -> RowFile:
-        """See `FileFormat.open`."""
         options = pyarrow.csv.WriteOptions(include_header=self.header, delimiter=self.delimiter)
         return _CsvFile(path, schema, options)
 

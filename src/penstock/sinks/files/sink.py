@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import CommitLostError, ConfigError
 from penstock.sinks.files import partitions
@@ -176,8 +177,8 @@ class Files(TwoPhaseCommitSink):
             for each in sorted(unfinished, key=lambda each: (each.run, each.checkpoint, each.name))
         ]
 
+    @override
     def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
-        """See `TwoPhaseCommitSink.newest_commit`."""
         return self._log(job, sink).newest()
 
     def _publish(self, moved: Mapping[StagedTransaction, StagedManifest]) -> None:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import CommitLostError, InternalError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import Change, refuse_changed
@@ -248,8 +249,8 @@ class SqlServerSink(TwoPhaseCommitSink):
             found = settling.found(job, sink, only_staged=self.transactions == STAGED)
         return [each.as_transaction() for each in found]
 
+    @override
     def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
-        """See `TwoPhaseCommitSink.newest_commit`."""
         with self.server.commit_errors(UnavailableError, _LOOK), self.server.session() as session:
             return Records(session, self.table.schema).newest(job, sink)
 

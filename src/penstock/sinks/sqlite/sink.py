@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
@@ -131,8 +132,8 @@ class SQLite(StagedSink):
         ):
             return {each.name for each in found if sqlite_database.is_recorded(database, each)}
 
+    @override
     def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
-        """See `TwoPhaseCommitSink.newest_commit`."""
         with (
             sqlite_database.commit_errors(self.path, self.staging),
             sqlite_database.existing(self.path, self._busy_timeout_s) as database,

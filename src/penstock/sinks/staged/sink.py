@@ -29,6 +29,7 @@ from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError, CommitLostError
 from penstock.sinks.staged.commit_log import CommitLog
@@ -152,8 +153,8 @@ class StagedSink(TwoPhaseCommitSink):
         """The names of those that are known to be committed."""
         return {each.name for each in self.log(job, sink).committed(found)}
 
+    @override
     def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
-        """See `TwoPhaseCommitSink.newest_commit`."""
         return self.log(job, sink).newest()
 
     def log(self, job: str, sink: str) -> CommitLog:

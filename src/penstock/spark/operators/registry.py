@@ -51,7 +51,7 @@ def compile_operator(given: OperatorInput) -> CompiledOperator:
         if kind in _COMPILES:
             return _COMPILES[kind](node, given)
     raise ConfigError(
-        f"operator {node.uid!r}: nothing is known of how a {type(node).__name__} runs on Spark; import the module that calls "
-        f"penstock.spark.operators.registry.register({type(node).__name__}, ...) before the job starts",
+        f"operator {node.uid!r}: no function is registered that compiles the class {type(node).__name__}; import the module that calls "
+        f"penstock.spark.operators.registry.register({type(node).__name__}, ...) before the job begins",
         operator=node.uid,
     )

@@ -27,6 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.fetch import open_files, open_verified
@@ -124,18 +125,18 @@ class FilesystemBackend(StateBackend):
 
     name = "filesystem"
 
+    @override
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> FilesystemState:
-        """See `StateBackend.open`."""
         return FilesystemState(workplace, layout, open_files(workplace, layout, handle), handle)
 
+    @override
     def choose_merge(self, refs: Sequence[FileRef], now: Moment) -> range | None:
-        """See `StateBackend.choose_merge`."""
         return choose_merge(refs, now)
 
+    @override
     def merge(
         self, workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef], *, oldest: bool
     ) -> FileRef | None:
-        """See `StateBackend.merge`."""
         opened = [open_verified(workplace, layout, ref) for ref in refs]
         name = workplace.new_name("-merged.arrow")
         try:
@@ -151,8 +152,8 @@ class FilesystemState(SortedState):
 
     backend = FilesystemBackend.name
 
+    @override
     def freeze(self) -> StateHandle:
-        """See `OpenState.freeze`."""
         fresh = self._fresh()
         files = [*fresh, *self._files]
         if files and not self._settled():

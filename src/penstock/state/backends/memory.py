@@ -6,6 +6,8 @@ jobs.
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from penstock.errors import ConfigError
 from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.fetch import open_files
@@ -28,8 +30,8 @@ class MemoryBackend(StateBackend):
             )
         self.limit_bytes = limit_bytes
 
+    @override
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> MemoryState:
-        """See `StateBackend.open`."""
         return MemoryState(workplace, layout, open_files(workplace, layout, handle), handle, self.limit_bytes)
 
 
@@ -49,8 +51,8 @@ class MemoryState(SortedState):
         super().__init__(workplace, layout, files, before)
         self._limit_bytes = limit_bytes
 
+    @override
     def freeze(self) -> StateHandle:
-        """See `OpenState.freeze`."""
         fresh = self._fresh()
         if not fresh and self._settled():
             return self._handle(tuple(file.ref for file in self._files if file.ref is not None))

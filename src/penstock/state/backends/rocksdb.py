@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.lazy_imports import optional_package
@@ -50,8 +51,8 @@ class RocksdbBackend(StateBackend):
     def __init__(self) -> None:
         _check_installed()
 
+    @override
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> RocksdbState:
-        """See `StateBackend.open`."""
         _check_installed()  # the driver may have it and this machine not
         from penstock.state.backends.rocksdb_table import open_tables
         from penstock.state.backends.rocksdb_version import open_version
@@ -84,30 +85,30 @@ class RocksdbState(OpenState):
         self._values = tables[VALUES]
 
     @property
+    @override
     def now_us(self) -> int:
-        """See `OpenState.now_us`."""
         return self._workplace.time.now_us
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
         return self._values.read_parts(keys, max_bytes)
 
+    @override
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """See `OpenState.write`."""
         self._values.write(keys, values, deleted)
 
+    @override
     def table(self, name: str) -> RocksdbTable:
-        """See `OpenState.table`."""
         return self._tables[name]
 
+    @override
     def purge(self) -> None:
-        """See `OpenState.purge`."""
         expire_all(self._tables.values())
 
+    @override
     def freeze(self) -> StateHandle:
-        """See `OpenState.freeze`."""
         for table in self._tables.values():
             table.check_written()
         expire_some(self._version, self._tables.values(), self._workplace.time)
@@ -119,12 +120,14 @@ class RocksdbState(OpenState):
             generation=self.generation,
         )
 
+    @override
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """See `OpenState.scan`; writes of this batch are included."""
+        """Writes of this batch are included."""
         return self._values.scan()
 
+    @override
     def close(self) -> None:
-        """See `OpenState.close`; the working folder is removed."""
+        """The working folder is removed."""
         self._version.close()
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.state.backends.base import (
     KeyBatch,
@@ -54,8 +55,8 @@ class RocksdbTable(OpenTable):
         self._version = version
         self._check = WriteCheck(workplace, layout)
 
+    @override
     def read(self, rows: KeyBatch) -> Part:
-        """See `OpenTable.read`."""
         values = [
             value for _, part in _parts(rows) for value in self._version.get(self._codec.encode_keys(part))
         ]
@@ -83,8 +84,8 @@ class RocksdbTable(OpenTable):
         decoded = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
         return (decoded, found) if self._expiry is None else self._expiry.read(decoded, found)
 
+    @override
     def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
-        """See `OpenTable.rows_of`."""
         starts: list[int] = [0]
         left_out: list[bool] = []
         parts: list[pa.RecordBatch] = []
@@ -119,8 +120,8 @@ class RocksdbTable(OpenTable):
                 return None
         return rows, size
 
+    @override
     def one_key(self, key: KeyBatch) -> OneKey:
-        """See `OpenTable.one_key`."""
         return _OneKey(self, key)
 
     def row_of(self, key: KeyBatch, sub: pa.Array, order: int) -> KeyBatch:
@@ -229,19 +230,19 @@ class RocksdbTable(OpenTable):
             self._version.put([keys[at] for at in found.tolist()], left)
         return first_us
 
+    @override
     def until(self, time: int, after: int | None = None) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.until`."""
         start = self._codec.bounds[0] if after is None else self._codec.start_of(after + 1)
         return self._scanned(self._version.rows(start, self._codec.start_of(time + 1)))
 
+    @override
     def at(self, time: int, sort_key: int) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.at`."""
         return self._scanned(self._version.rows(*self._codec.range_of(time, sort_key)))
 
+    @override
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """See `OpenTable.write`."""
         if not len(rows):
             return
         self._check.check(rows, values)
@@ -257,12 +258,14 @@ class RocksdbTable(OpenTable):
         if not self._layout.ordered:
             self._check.check_order()
 
+    @override
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.scan`; writes of this batch are included."""
+        """Writes of this batch are included."""
         return self._scanned(self._version.rows(*self._codec.bounds))
 
+    @override
     def numbered(self) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.numbered`; writes of this batch are included."""
+        """Writes of this batch are included."""
         schema = numbered_schema(self._layout)
         for rows in _groups(self._version.rows(*self._codec.bounds)):
             orders = self._codec.decode_orders([key for key, _ in rows])
@@ -294,13 +297,13 @@ class _OneKey(OneKey):
         self._table = table
         self._key = key
 
+    @override
     def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
-        """See `OneKey.get`."""
         values, found = self._table.read(self._table.row_of(self._key, sub, order))
         return values if found[0] else None
 
+    @override
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """See `OneKey.scan`."""
         return self._table.rows_of_one(self._key)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.state.backends.base import OneKey, RowsOfKeys, TableLayout
 from penstock.state.backends.equality import Flags, rows_equal
@@ -176,8 +177,9 @@ class OneSortedKey(OneKey):
         self._key: list[pa.Array] = key.columns.columns
         self._stretches = list(ranges.stretches(int(key.sort_keys[0])))
 
+    @override
     def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
-        """See `OneKey.get`. What finds many rows at once takes too long for a single one."""
+        """What finds many rows at once takes too long for a single one."""
         wanted = [*self._key, sub]
         for batch, first, orders in self._stretches:
             at = int(orders.searchsorted(order))
@@ -197,8 +199,8 @@ class OneSortedKey(OneKey):
                 return None
         return pa.RecordBatch.from_arrays(list(columns), schema=self._layout.value)
 
+    @override
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """See `OneKey.scan`."""
         tables = [(batch.slice(first, first + len(orders)),) for batch, first, orders in self._stretches]
         merged = merge_tables(tables, ownership=EVERYTHING, keep_tombstones=False, expiry=self._expiry)
         for rows in merged:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.state.backends.base import (
     VALUES,
@@ -55,34 +56,36 @@ class SortedState(OpenState):
         self._values = self._tables[VALUES]
 
     @property
+    @override
     def now_us(self) -> int:
-        """See `OpenState.now_us`."""
         return self._workplace.time.now_us
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
         return self._values.read_parts(keys, max_bytes)
 
+    @override
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """See `OpenState.write`."""
         self._values.write(keys, values, deleted)
 
+    @override
     def table(self, name: str) -> OpenSortedTable:
-        """See `OpenState.table`."""
         return self._tables[name]
 
+    @override
     def purge(self) -> None:
-        """See `OpenState.purge`."""
         self._purging = True
 
+    @override
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """See `OpenState.scan`; writes of this batch are included."""
+        """Writes of this batch are included."""
         return self._values.scan()
 
+    @override
     def close(self) -> None:
-        """See `OpenState.close`; a map ends with the last array that uses it."""
+        """A map ends with the last array that uses it."""
         self._files = ()
         for table in self._tables.values():
             table.close()

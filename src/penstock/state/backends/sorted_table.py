@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.state.backends.base import (
     KeyBatch,
@@ -50,8 +51,8 @@ class OpenSortedTable(OpenTable):
         self._check = WriteCheck(workplace, layout)
         self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
 
+    @override
     def read(self, rows: KeyBatch) -> Part:
-        """See `OpenTable.read`."""
         found = lookup(self._stored, rows, self._layout.value)
         return found if self._expiry is None else self._expiry.read(*found)
 
@@ -61,20 +62,20 @@ class OpenSortedTable(OpenTable):
         expiry = self._expiry
         return parts if expiry is None else (expiry.read(*part) for part in parts)
 
+    @override
     def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
-        """See `OpenTable.rows_of`."""
         return rows_of_keys(
             self._stored, self._layout, keys, at_most=at_most, max_bytes=max_bytes, expiry=self._expiry
         )
 
+    @override
     def one_key(self, key: KeyBatch) -> OneKey:
-        """See `OpenTable.one_key`."""
         if self._ranges is None:
             self._ranges = KeyRanges(self._stored)
         return OneSortedKey(self._ranges, self._layout, key, self._expiry)
 
+    @override
     def until(self, time: int, after: int | None = None) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.until`."""
         rows = FIRST_ROWS
         while after is None or after < time:
             border = min(
@@ -85,14 +86,14 @@ class OpenSortedTable(OpenTable):
             yield from self._scanned([tuple(_between(table, after, border)) for table in self._stored])
             after, rows = border, rows * MORE_ROWS
 
+    @override
     def at(self, time: int, sort_key: int) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.at`."""
         return self._scanned([tuple(_at(table, (time, sort_key))) for table in self._stored])
 
+    @override
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """See `OpenTable.write`."""
         if not len(rows):
             return
         self._check.check(rows, values)
@@ -112,12 +113,14 @@ class OpenSortedTable(OpenTable):
             )
         )
 
+    @override
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.scan`; writes of this batch are included."""
+        """Writes of this batch are included."""
         return self._scanned([self.fresh(), *self._stored])
 
+    @override
     def numbered(self) -> Iterator[pa.RecordBatch]:
-        """See `OpenTable.numbered`; writes of this batch are included."""
+        """Writes of this batch are included."""
         schema = numbered_schema(self._layout)
         for rows in self._merged([self.fresh(), *self._stored]):
             numbers = [pa.array(one) for one in (rows.sort_keys, rows.orders) if one is not None]

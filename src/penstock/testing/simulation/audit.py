@@ -22,13 +22,11 @@ from penstock.recovery.started_batches import last_started
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
-from penstock.testing.simulation.counting import scan, tells_of_timers
+from penstock.testing.simulation.counting import check_kinds, check_timers, scan, tells_of_timers
 from penstock.testing.simulation.external import Row
-from penstock.testing.simulation.kinds import check_kinds
 from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.site import Site
 from penstock.testing.simulation.source import Record, fault_of
-from penstock.testing.simulation.timers import check_timers
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 

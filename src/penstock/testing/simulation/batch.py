@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.sink_writer import SinkWriter
-from penstock.engine.subtask import Subtask
 from penstock.operators.outputs import BAD, RESULTS, side_tags, untagged
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.side_outputs import declared_sides
+from penstock.run.assignment import Answer, Assignment
+from penstock.run.sink_writer import SinkWriter
+from penstock.run.subtask import Subtask
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
 from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, Tick
-from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start, make_coordinator
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import JobSpec
+from penstock.run.run import BatchUnderWay, Run
+from penstock.run.start import Start, make_coordinator
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
@@ -24,12 +24,12 @@ from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment
 from penstock.status.observer import Observer
 from penstock.testing.simulation.batch import Batch
+from penstock.testing.simulation.counting import newest_of
 from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.machines import Machines, SharedTime, Work, perform
 from penstock.testing.simulation.site import Conditions, Sinks, Site
 from penstock.testing.simulation.source import Record
 from penstock.testing.simulation.spark_query import SimulatedQuery
-from penstock.testing.simulation.timers import newest_of
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError, CommitLostError
 from penstock.sinks.by_key.sink import KeyedWriter, RowOrigin
@@ -91,8 +92,8 @@ class SimulatedSink(TwoPhaseCommitSink):
         self._external = external
         self._refuses = refuses
 
+    @override
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """See `TwoPhaseCommitSink.begin_transaction`."""
         transaction: Transaction = {
             "id": context.transaction_id,
             "job": context.job,
@@ -105,29 +106,29 @@ class SimulatedSink(TwoPhaseCommitSink):
         self._external.begin(transaction)
         return transaction
 
+    @override
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """See `TwoPhaseCommitSink.write`."""
         for row in batch.to_pylist():
             if transaction["id"] in self._external.staged:
                 self._external.staged[transaction["id"]].append(row)
             if self._refuses(row):
                 raise BadRecordError(f"the external system refuses {row}")
 
+    @override
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        """See `TwoPhaseCommitSink.pre_commit`."""
         self._external.durable.add(transaction["id"])
         return {**transaction, "pre_committed": True}
 
+    @override
     def commit(self, transaction: Transaction) -> None:
-        """See `TwoPhaseCommitSink.commit`."""
         self._external.commit(transaction)
 
+    @override
     def abort(self, transaction: Transaction) -> None:
-        """See `TwoPhaseCommitSink.abort`."""
         self._external.abort(transaction)
 
+    @override
     def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
-        """See `TwoPhaseCommitSink.find_transactions`."""
         found = [self._external.facts[name] for name in self._external.staged]
         return [one for one in found if (one["job"], one["sink"]) == (job, sink)]
 
@@ -140,13 +141,14 @@ class TableWriter(KeyedWriter):
     def __init__(self, external: External) -> None:
         self._external = external
 
+    @override
     def check(self, schema: pa.Schema) -> None:
-        """See `KeyedWriter.check`: everything will do."""
+        """Everything will do."""
 
+    @override
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """See `KeyedWriter.prepare`."""
         return batch
 
+    @override
     def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:
-        """See `KeyedWriter.upsert`."""
         self._external.upsert(rows.to_pylist(), origin)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from typing_extensions import override
+
 from penstock.clock import Clock
-from penstock.engine.assignment import Answer
+from penstock.run.assignment import Answer
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.merger import perform as merge_files
 from penstock.snapshot.messages import Message
@@ -158,15 +160,15 @@ class SharedTime(VirtualClock):
         self._clock = clock
         self._meanwhile = meanwhile
 
+    @override
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
         return self._clock.monotonic()
 
+    @override
     def wall(self) -> float:
-        """See `Clock.wall`."""
         return self._clock.wall()
 
+    @override
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
         self._clock.sleep(seconds)
         self._meanwhile()

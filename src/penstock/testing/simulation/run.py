@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.engine.start import forget_working_files, start_run
 from penstock.errors import FencedError
 from penstock.ids import CheckpointId
 from penstock.job_spec import JobSpec
@@ -14,12 +13,14 @@ from penstock.randomness import Randomness
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
+from penstock.run.start import forget_working_files, start_run
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.sinks.user_functions import Foreach
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle
 from penstock.testing.faulty_storage import SimulatedCrash
+from penstock.testing.simulation.counting import TIME
 from penstock.testing.simulation.driver import Driver
 from penstock.testing.simulation.external import Row, SimulatedSink, TableWriter
 from penstock.testing.simulation.lifeline import Lifeline, Violation, WatchedStorage
@@ -27,7 +28,6 @@ from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.savepoints import SavepointStart
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Fault, fault_of
-from penstock.testing.simulation.timers import TIME
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.watched_sink import FlakySink
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind

@@ -9,10 +9,16 @@ from dataclasses import dataclass, replace
 
 from penstock.operators.states import state_layout
 from penstock.state.backends.base import StateLayout
-from penstock.testing.simulation.counting import KEY, LAYOUT, Counting, first_sight
-from penstock.testing.simulation.kinds import CountingInEveryKind, CountingMore
+from penstock.testing.simulation.counting import (
+    KEY,
+    LAYOUT,
+    Counting,
+    CountingInEveryKind,
+    CountingMore,
+    CountingWithTimers,
+    first_sight,
+)
 from penstock.testing.simulation.source import Fault, Item, Record, fault_of
-from penstock.testing.simulation.timers import CountingWithTimers
 from penstock.testing.simulation.workload import SinkKind
 
 FIRST = "first"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import CommitLostError, FencedError, UnavailableError
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
@@ -36,29 +37,29 @@ class WatchedSink(TwoPhaseCommitSink):
         self._lifeline = lifeline
         self._rows_for = rows_for
 
+    @override
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """See `TwoPhaseCommitSink.begin_transaction`."""
         self._lifeline.enter(f"begin {context.transaction_id}")
         self._task = pickle.loads(self._pickled)  # noqa: S301 - our own bytes, a moment old
         transaction = self._task.begin_transaction(context)
         self._lifeline.leave()
         return transaction
 
+    @override
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """See `TwoPhaseCommitSink.write`."""
         self._lifeline.enter("write")
         self._task.write(transaction, self._rows_for(batch))
         self._lifeline.leave()
 
+    @override
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        """See `TwoPhaseCommitSink.pre_commit`."""
         self._lifeline.enter("pre_commit")
         prepared = self._task.pre_commit(transaction)
         self._lifeline.leave()
         return prepared
 
+    @override
     def commit(self, transaction: Transaction) -> None:
-        """See `TwoPhaseCommitSink.commit`."""
         self.commit_all([transaction])
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
@@ -84,14 +85,14 @@ class WatchedSink(TwoPhaseCommitSink):
                 raise Violation(f"commit failed {MOST_TRIES} times, at last with {error!r}") from error
             raise
 
+    @override
     def abort(self, transaction: Transaction) -> None:
-        """See `TwoPhaseCommitSink.abort`."""
         self._lifeline.enter("abort")
         self._driver.abort(transaction)
         self._lifeline.leave()
 
+    @override
     def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
-        """See `TwoPhaseCommitSink.find_transactions`."""
         self._lifeline.enter(f"find_transactions {sink}")
         found = list(self._driver.find_transactions(job, sink))
         self._lifeline.leave()
@@ -112,24 +113,25 @@ class FlakySink(TwoPhaseCommitSink):
         self._rng = rng
         self._flakiness = flakiness
 
+    @override
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """See `TwoPhaseCommitSink.begin_transaction`."""
         return self._call(f"begin {context.transaction_id}", lambda: self._inner.begin_transaction(context))
 
+    @override
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """See `TwoPhaseCommitSink.write`."""
         self._call(f"write {_name(transaction)}", lambda: self._inner.write(transaction, batch))
 
+    @override
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        """See `TwoPhaseCommitSink.pre_commit`."""
         return self._call(f"pre_commit {_name(transaction)}", lambda: self._inner.pre_commit(transaction))
 
+    @override
     def commit(self, transaction: Transaction) -> None:
-        """See `TwoPhaseCommitSink.commit`."""
         self._call(f"commit {_name(transaction)}", lambda: self._inner.commit(transaction))
 
+    @override
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
-        """See `TwoPhaseCommitSink.commit_all`: in one call if the sink has its own, so that the process can die in between otherwise."""
+        """In one call if the sink has its own, so that the process can die in between otherwise."""
         if type(self._inner).commit_all is TwoPhaseCommitSink.commit_all:
             super().commit_all(transactions)
             return
@@ -137,12 +139,12 @@ class FlakySink(TwoPhaseCommitSink):
         label = f"commit {', '.join(map(_name, wanted))}"
         self._call(label, lambda: self._inner.commit_all(wanted))
 
+    @override
     def abort(self, transaction: Transaction) -> None:
-        """See `TwoPhaseCommitSink.abort`."""
         self._call(f"abort {_name(transaction)}", lambda: self._inner.abort(transaction))
 
+    @override
     def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
-        """See `TwoPhaseCommitSink.find_transactions`."""
         return self._call(f"find_transactions {sink}", lambda: list(self._inner.find_transactions(job, sink)))
 
     def _call(self, label: str, effect: Callable[[], T]) -> T:

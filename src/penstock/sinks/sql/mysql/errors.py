@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from penstock.lazy_imports import optional_package
 from penstock.sinks.sql.server import DriverErrors, Meaning
 
@@ -45,13 +47,13 @@ def code(error: Any) -> int:
 class MySQLErrors(DriverErrors):
     """Those of PyMySQL, told apart by number."""
 
+    @override
     def all(self) -> type[Exception]:
-        """See `DriverErrors`."""
         kind: type[Exception] = pymysql_module().Error
         return kind
 
+    @override
     def meaning(self, error: Any) -> Meaning:
-        """See `DriverErrors`."""
         for numbers, found in (
             (_REFUSED_LOGIN, Meaning.NO_LOGIN),
             (REFUSED_ROWS, Meaning.BAD_ROW),
@@ -62,15 +64,15 @@ class MySQLErrors(DriverErrors):
                 return found
         return Meaning.UNKNOWN
 
+    @override
     def code(self, error: Any) -> dict[str, Any]:
-        """See `DriverErrors`."""
         return {"code": code(error)}
 
+    @override
     def said(self, error: Any) -> str:
-        """See `DriverErrors`."""
         text = str(error.args[-1] if error.args else "no answer")
         return " ".join(text.split()) or "the connection is closed"
 
+    @override
     def is_denied(self, error: Any) -> bool:
-        """See `DriverErrors`."""
         return code(error) in _DENIED

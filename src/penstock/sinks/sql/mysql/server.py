@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from typing_extensions import override
+
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, UnavailableError
 from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, MySQLErrors, code, pymysql_module
@@ -34,18 +36,19 @@ class XATransactions(TwoPhase):
         self._database = database
         self._shown = shown
 
+    @override
     def begin(self, transaction: SqlTransaction) -> None:
-        """See `TwoPhase`."""
         prepared = transaction.how == PREPARED
         self._session.execute(f"XA START {self._xid(transaction)}" if prepared else "START TRANSACTION")
 
+    @override
     def prepare(self, transaction: SqlTransaction) -> None:
-        """See `TwoPhase`."""
         self._session.execute(f"XA END {self._xid(transaction)}")
         self._session.execute(f"XA PREPARE {self._xid(transaction)}")
 
+    @override
     def settle(self, verb: str, transaction: SqlTransaction) -> bool:
-        """See `TwoPhase`. 'Unknown' is also said while the session that prepared it has not ended, so the list is looked at."""
+        """'Unknown' is also said while the session that prepared it has not ended, so the list is looked at."""
         for _ in range(_ATTACHED_TRIES):
             try:
                 self._session.execute(f"XA {verb} {self._xid(transaction)}")
@@ -63,8 +66,8 @@ class XATransactions(TwoPhase):
             transaction=transaction.name,
         )
 
+    @override
     def end_writer(self, transaction: SqlTransaction) -> None:
-        """See `TwoPhase`."""
         lock = session_lock(transaction, self._database)
         holder = self._session.execute("SELECT IS_USED_LOCK(?)", [lock])[0][0]
         if holder is not None:
@@ -74,8 +77,9 @@ class XATransactions(TwoPhase):
                 if code(error) != _NO_SUCH_SESSION:
                     raise
 
+    @override
     def prepared(self, job: str, sink: str, *, needed: bool) -> set[str]:
-        """See `TwoPhase`. Who stages needs no right to list them: without it nothing was ever prepared."""
+        """Who stages needs no right to list them: without it nothing was ever prepared."""
         try:
             return self._listed(job, sink)
         except pymysql_module().Error as error:
@@ -243,15 +247,16 @@ class MySQLServer(SqlServer):
         """The database that the address names."""
         return str(_parts(self.address)["database"])
 
+    @override
     def without_secrets(self) -> str:
-        """See `SqlServer`."""
         pymysql_module()
         parts = _parts(self.address)
         where = parts.get("unix_socket") or f"{parts['host']}:{parts['port']}"
         return f"{parts['user']}@{where}/{parts['database']}"
 
+    @override
     def connect(self, writer: SqlTransaction | None = None) -> MySQLSession:
-        """See `SqlServer`; a writer is found by the lock that it holds."""
+        """A writer is found by the lock that it holds."""
         connection = _connection_class()(
             **_parts(self.address), charset="utf8mb4", autocommit=True, connect_timeout=self.connect_timeout_s
         )
@@ -262,8 +267,8 @@ class MySQLServer(SqlServer):
             session.execute("SELECT GET_LOCK(?, 0)", [session_lock(writer, self.database)])
         return session
 
+    @override
     def two_phase(self, session: SqlSession) -> XATransactions:
-        """See `SqlServer`."""
         return XATransactions(session, self.database, str(self))
 
     def check(self, session: SqlSession, *, prepared: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.config import Duration
 from penstock.sinks.bad_rows import Change, bad_record, row_at
@@ -40,12 +41,12 @@ class MySQLWriting(OpenTransaction):
         with server.task_errors(layout.name):
             self._packet_bytes = int(self._session.execute("SELECT @@max_allowed_packet")[0][0])
 
+    @override
     def changed_values(self, batch: pa.RecordBatch) -> Iterable[Change]:
-        """See `OpenTransaction`."""
         return changed_values(batch, self._layout.columns)
 
+    @override
     def send(self, batch: pa.RecordBatch, into: str) -> None:
-        """See `OpenTransaction`."""
         names = [column.name for column in self._layout.columns]
         columns = names if self._number is None else [*STAGED_KEY, *names]
         listed = ", ".join(quoted_name(name, mark="`") for name in columns)

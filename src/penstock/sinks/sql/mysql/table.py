@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.sinks.sql.mysql.errors import pymysql_module
@@ -46,8 +47,8 @@ class MySQLColumn(Column):
     granted: str
     """What this user may do with it, in small letters."""
 
+    @override
     def fits(self, data_type: pa.DataType) -> bool:
-        """See `Column`."""
         wanted = type_for(data_type)
         return pa.types.is_null(data_type) or (wanted is not None and self.type.lower() in wanted.fitting)
 
@@ -56,8 +57,8 @@ class MySQLColumn(Column):
         """The same type with all digits that the server can keep."""
         return self.type if self.type in _FLOATS else f"{self.type}({_MOST_DIGITS})"
 
+    @override
     def keeps_digits(self, data_type: pa.DataType) -> bool:
-        """See `Column`."""
         if self.type in _FLOATS:
             return "," not in self.declared
         if self.type == "decimal":
@@ -74,41 +75,43 @@ class MySQLTable(TargetTable):
     quote = "`"
     ignores_case = True
 
+    @override
     def without_form(self, data_type: pa.DataType) -> str | None:
-        """See `TargetTable`."""
         return str(data_type) if type_for(data_type) is None else super().without_form(data_type)
 
+    @override
     def type_name(self, data_type: pa.DataType) -> str:
-        """See `TargetTable`."""
         wanted = type_for(data_type)
         return "longtext" if wanted is None else wanted.name
 
+    @override
     def declared_type(self, session: SqlSession, field: pa.Field) -> str:
-        """See `TargetTable`; an index takes no texts without a limit."""
+        """An index takes no texts without a limit."""
         name = self.type_name(field.type)
         declared = _KEY_TYPES.get(name, name) if self.is_key(field.name) else name
         collation = f" COLLATE {_EXACT_COLLATION[server_kind(session)]}"
         return declared + (collation if declared.startswith("varchar") else "")
 
+    @override
     def create_sql(self, session: SqlSession, columns: pa.Schema) -> str:
-        """See `TargetTable`."""
         return f"{super().create_sql(session, columns)} ENGINE = InnoDB DEFAULT CHARSET = utf8mb4"
 
+    @override
     def widen_sql(self, field: pa.Field, column: MySQLColumn) -> str:
-        """See `TargetTable`."""
         enough = self.type_name(field.type) if column.type == "decimal" else column.full_type
         return f"ALTER TABLE {self.quoted} MODIFY {self.column(field.name)} {enough} (with what else it declares, such as NOT NULL)"
 
+    @override
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """See `TargetTable`: a row that is met again is changed again."""
+        """A row that is met again is changed again."""
         others = [self.column(name) for name in columns if not self.is_key(name)]
         kept = f"{self.quoted}.{self.column(self.key[0])}"
         changes = [f"{name} = VALUES({name})" for name in others] or [f"{kept} = {kept}"]
         in_order = f"SELECT {self.listed(columns)} {rows} ORDER BY {STAGED_KEY[1]}"
         return f"{insert} {in_order} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
 
+    @override
     def find(self, session: SqlSession) -> bool:
-        """See `TargetTable`."""
         found = session.execute(_FIND, [self.name])
         for kind, engine in found:
             if kind != "BASE TABLE" or str(engine).lower() != "innodb":
@@ -120,8 +123,8 @@ class MySQLTable(TargetTable):
                 )
         return bool(found)
 
+    @override
     def declared_columns(self, session: SqlSession) -> list[MySQLColumn]:
-        """See `TargetTable`."""
         return [
             MySQLColumn(
                 name, declared, kind, bool(null), bool(default), bool(made), collation, rights.lower()
@@ -131,16 +134,16 @@ class MySQLTable(TargetTable):
             )
         ]
 
-    def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:  # noqa: ARG002 - there are no schemas
-        """See `TargetTable`."""
+    @override
+    def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:
         return [name for (name,) in session.execute(_STAGED_COLUMNS, [staged_in])]
 
-    def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[MySQLColumn]) -> bool:  # noqa: ARG002 - the columns say it
-        """See `TargetTable`."""
+    @override
+    def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[MySQLColumn]) -> bool:
         return all(right.lower() in column.granted.split(",") for column in columns for right in rights)
 
+    @override
     def unique_keys(self, session: SqlSession) -> dict[str, set[str]]:
-        """See `TargetTable`."""
         indexes: dict[str, set[str]] = {}
         for index, column, prefix in session.execute(_UNIQUE, [self.name]):
             name = f"{column}".lower() if prefix is None else f"part of {column}"
@@ -160,8 +163,9 @@ class MySQLTable(TargetTable):
                 indexes=others,
             )
 
+    @override
     def checks(self, session: SqlSession, columns: Sequence[str]) -> Iterator[str]:
-        """See `TargetTable`: neither server says what columns a check needs, so it is tried."""
+        """Neither server says what columns a check needs, so it is tried."""
         written = f"SELECT {self.listed(columns)} FROM {self.quoted}"  # noqa: S608 - quoted
         kind = server_kind(session)
         for name, clause in session.execute(_CHECKS[kind], [self.name]):

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.lazy_imports import optional_package
 from penstock.sinks.bad_rows import row_at
@@ -30,13 +31,14 @@ def psycopg_module() -> Any:
 class PostgresErrors(DriverErrors):
     """Those of psycopg, told apart by SQLSTATE."""
 
+    @override
     def all(self) -> type[Exception]:
-        """See `DriverErrors`."""
         kind: type[Exception] = psycopg_module().Error
         return kind
 
+    @override
     def meaning(self, error: Any) -> Meaning:
-        """See `DriverErrors`; one without a state is about the connection."""
+        """One without a state is about the connection."""
         state = error.sqlstate
         if state is None:
             refused = "FATAL" in str(error) and not any(words in str(error) for words in _BUSY_SERVER)
@@ -45,18 +47,18 @@ class PostgresErrors(DriverErrors):
             return Meaning.BAD_ROW
         return Meaning.MAY_PASS if state[:2] in _MAY_PASS else Meaning.REFUSED
 
+    @override
     def code(self, error: Any) -> dict[str, Any]:
-        """See `DriverErrors`."""
         return {"sqlstate": error.sqlstate}
 
+    @override
     def said(self, error: Any) -> str:
-        """See `DriverErrors`."""
         parts = [error.diag.message_primary, error.diag.message_detail, error.diag.message_hint]
         found = [part.rstrip(".") for part in parts if part]
         return "; ".join(found) or " ".join(str(error).split()) or "no answer"
 
+    @override
     def is_denied(self, error: Any) -> bool:
-        """See `DriverErrors`."""
         return isinstance(error, psycopg_module().errors.InsufficientPrivilege)
 
 

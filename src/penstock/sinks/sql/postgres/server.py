@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from typing_extensions import override
+
 from penstock.errors import ConfigError
 from penstock.sinks.sql.postgres.errors import PostgresErrors, psycopg_module
 from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession, TwoPhase
@@ -25,28 +27,28 @@ class PreparedTransactions(TwoPhase):
     def __init__(self, session: SqlSession) -> None:
         self._session = session
 
-    def begin(self, transaction: SqlTransaction) -> None:  # noqa: ARG002 - any transaction can be prepared
-        """See `TwoPhase`."""
+    @override
+    def begin(self, transaction: SqlTransaction) -> None:
         self._session.execute("BEGIN")
 
+    @override
     def prepare(self, transaction: SqlTransaction) -> None:
-        """See `TwoPhase`."""
         self._session.execute(f"PREPARE TRANSACTION '{_global_id(transaction)}'")
 
+    @override
     def settle(self, verb: str, transaction: SqlTransaction) -> bool:
-        """See `TwoPhase`."""
         try:
             self._session.execute(f"{verb} PREPARED '{_global_id(transaction)}'")
         except psycopg_module().errors.UndefinedObject:
             return False
         return True
 
+    @override
     def end_writer(self, transaction: SqlTransaction) -> None:
-        """See `TwoPhase`."""
         self._session.execute(_END_SESSIONS, [session_name(transaction)])
 
-    def prepared(self, job: str, sink: str, *, needed: bool) -> list[str]:  # noqa: ARG002 - everybody may look
-        """See `TwoPhase`."""
+    @override
+    def prepared(self, job: str, sink: str, *, needed: bool) -> list[str]:
         prefix = _id_prefix(job, sink)
         return [gid.removeprefix(prefix) for (gid,) in self._session.execute(_PREPARED_IDS, [prefix])]
 
@@ -127,12 +129,13 @@ class PostgresServer(SqlServer):
     called = "PostgreSQL"
     errors = PostgresErrors()
 
+    @override
     def without_secrets(self) -> str:
-        """See `SqlServer`."""
         return _without_secrets(self.address)
 
+    @override
     def connect(self, writer: SqlTransaction | None = None) -> PostgresSession:
-        """See `SqlServer`; settings in the address count for more than those here."""
+        """Settings in the address count for more than those here."""
         psycopg = psycopg_module()
         given = psycopg.conninfo.conninfo_to_dict(self.address)
         defaults = {
@@ -155,8 +158,8 @@ class PostgresServer(SqlServer):
         )
         return PostgresSession(connection)
 
+    @override
     def two_phase(self, session: SqlSession) -> PreparedTransactions:
-        """See `SqlServer`."""
         return PreparedTransactions(session)
 
     def check(self, session: SqlSession, *, prepared: bool) -> None:

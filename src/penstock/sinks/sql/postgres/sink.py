@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from penstock.config import Duration
 from penstock.sinks.bad_rows import Change, bad_record, row_at
@@ -95,17 +96,17 @@ class PostgresWriting(OpenTransaction):
 
     _session: Any
 
+    @override
     def changed_values(self, batch: pa.RecordBatch) -> Iterable[Change]:
-        """See `OpenTransaction`."""
         return changed_values(batch, self._layout.columns)
 
+    @override
     def write(self, batch: pa.RecordBatch) -> None:
-        """See `OpenTransaction`."""
         self._know_the_columns(batch.schema)
         super().write(batch)
 
+    @override
     def send(self, batch: pa.RecordBatch, into: str) -> None:
-        """See `OpenTransaction`."""
         rows = self._numbered(batch)
         own = [] if self._number is None else ["int8"] * len(STAGED_KEY)
         binary = binary_rows(rows, [*own, *(column.type for column in self._layout.columns)])

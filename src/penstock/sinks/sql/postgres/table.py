@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.sinks.sql.postgres.server import PostgresSession
@@ -70,15 +71,15 @@ class PostgresColumn(Column):
     below: str
     keeps_texts: bool
 
+    @override
     def fits(self, data_type: pa.DataType) -> bool:
-        """See `Column`."""
         kind = kind_of(data_type)
         if kind is ValueKind.TEXT:
             return self.keeps_texts and self.category not in _NOT_FROM_TEXT and self.type != "bytea"
         return kind is ValueKind.NULL or self.type in TYPES[kind].fitting
 
+    @override
     def keeps_digits(self, data_type: pa.DataType) -> bool:
-        """See `Column`."""
         wanted = needed_scale(data_type)
         found = re.search(r",(-?\d+)\)", self.below) if self.type == "numeric" else None
         keeps_scale = wanted is None or found is None or int(found[1]) >= wanted
@@ -105,16 +106,17 @@ class PostgresTable(TargetTable):
     server = "PostgreSQL"
     unique_index_must = ", not deferrable"
 
+    @override
     def type_name(self, data_type: pa.DataType) -> str:
-        """See `TargetTable`."""
         return TYPES[kind_of(data_type)].name
 
-    def widen_sql(self, field: pa.Field, column: PostgresColumn) -> str:  # noqa: ARG002 - what it was plays no part
-        """See `TargetTable`."""
+    @override
+    def widen_sql(self, field: pa.Field, column: PostgresColumn) -> str:
         return f"ALTER TABLE {self.quoted} ALTER COLUMN {self.column(field.name)} TYPE {self.type_name(field.type)}"
 
+    @override
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """See `TargetTable`: no row may be met twice."""
+        """No row may be met twice."""
         changes = [
             f"{self.column(name)} = excluded.{self.column(name)}" for name in columns if not self.is_key(name)
         ]
@@ -125,8 +127,8 @@ class PostgresTable(TargetTable):
         )
         return f"{insert} {last} ON CONFLICT ({key}) DO {action}"
 
+    @override
     def find(self, session: SqlSession) -> bool:
-        """See `TargetTable`."""
         found = session.execute(_FIND, [self.quoted])
         for _, kind, persistence in found:
             if kind not in {"r", "p"}:
@@ -150,31 +152,31 @@ class PostgresTable(TargetTable):
             return ""
         return f" (names are taken as they are: did you mean schema={schema!r}, table={name!r}?)"
 
+    @override
     def found_schema(self, session: SqlSession) -> str:
-        """See `TargetTable`."""
         found = session.execute(_FIND, [self.quoted])
         if found or self.schema is not None:
             return str(found[0][0] if found else self.schema)
         return str(session.execute("SELECT coalesce(current_schema(), 'public')")[0][0])
 
+    @override
     def declared_columns(self, session: SqlSession) -> list[PostgresColumn]:
-        """See `TargetTable`."""
         return [PostgresColumn(*row) for row in session.execute(_COLUMNS, [self.quoted])]
 
+    @override
     def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:
-        """See `TargetTable`."""
         return [name for (name,) in session.execute(_STAGED_COLUMNS, [session.quoted(schema, staged_in)])]
 
-    def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[PostgresColumn]) -> bool:  # noqa: ARG002 - of the whole table
-        """See `TargetTable`."""
+    @override
+    def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[PostgresColumn]) -> bool:
         return bool(session.execute(_MAY, [self.quoted, list(rights)])[0][0])
 
+    @override
     def unique_keys(self, session: SqlSession) -> dict[str, set[str]]:
-        """See `TargetTable`."""
         return {index: set(names) for index, names in session.execute(_UNIQUE, [self.quoted])}
 
+    @override
     def checks(self, session: SqlSession, columns: Sequence[str]) -> list[str]:
-        """See `TargetTable`."""
         return [
             f"CONSTRAINT {self.column(name)} {text}"
             for name, text, needed in session.execute(_CHECKS, [self.quoted])

@@ -6,10 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from penstock.engine.assignment import BadCount
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
 from penstock.places import without_secrets
+from penstock.run.assignment import BadCount
 from penstock.wording import counted
 
 _log = logging.getLogger(__name__)

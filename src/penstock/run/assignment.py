@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
+from penstock.clock import Clock
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.recovery.ttl_changes import SwitchedOn
 from penstock.snapshot.mailbox import Address
+from penstock.snapshot.merger import Merge
+from penstock.snapshot.messages import Message
+from penstock.snapshot.uploader import Upload
 from penstock.state.backends.base import FormerUids, StateBackend
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import StateTime
@@ -141,3 +146,36 @@ def encode_answer(answer: Answer) -> bytes:
 def decode_answer(encoded: bytes) -> Answer:
     """What a task has said."""
     return _ANSWERS.decode(encoded)
+
+
+class Executor(Protocol):
+    """Made on the driver and sent along with the task."""
+
+    @property
+    def clock(self) -> Clock:
+        """Time, as it passes there."""
+        ...
+
+    def attempt(self) -> int:
+        """A number that no other attempt of any task of the run has."""
+        ...
+
+    def partition(self) -> int:
+        """Which of the tasks that do the same this one is."""
+        ...
+
+    def answer(self, answer: Answer) -> None:
+        """Tell the driver what came out. It counts only if this attempt is kept."""
+        ...
+
+    def upload(self, upload: Upload) -> None:
+        """Make state durable later, in the background; the worker may die before."""
+        ...
+
+    def merge(self, merge: Merge) -> None:
+        """Merge state later, in the background; the worker may die before."""
+        ...
+
+    def tell(self, message: Message) -> None:
+        """Tell the driver at once, whatever becomes of this attempt. Raises OSError when it cannot be reached."""
+        ...

@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import PreCommitted
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Assignment, BadCount, SinkAnswer
-from penstock.engine.bad_row_search import Sifter
-from penstock.engine.executor import Executor
-from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.log_fields import about
 from penstock.operators.bad_records import BadRecords
+from penstock.run.assignment import Assignment, BadCount, Executor, SinkAnswer
+from penstock.run.bad_row_search import Sifter
+from penstock.run.task_failures import tell_failure
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _log = logging.getLogger(__name__)

@@ -17,9 +17,6 @@ import pyarrow as pa
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
-from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
-from penstock.engine.executor import Executor
-from penstock.engine.task_failures import tell_failure, tolerates
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.base import Spec, Task, TaskContext
@@ -27,6 +24,8 @@ from penstock.operators.grouping import check_rows
 from penstock.operators.inputs import TaskRows, collected, divided
 from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, Tags, tagged
+from penstock.run.assignment import Assignment, BadCount, Executor, OperatorAnswer
+from penstock.run.task_failures import tell_failure, tolerates
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import StateLayout, Workplace

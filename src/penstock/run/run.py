@@ -19,20 +19,19 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
 from penstock.clock import Clock
 from penstock.config import Mode
-from penstock.engine.acknowledgements import acknowledged
-from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.reading import Reading
-from penstock.engine.repeated_tasks import SeldomTold, repeated_tasks
-from penstock.engine.row_counts import BadRecordCounts, LateRowCounts
-from penstock.engine.source_partitions import moved, named_partitions
-from penstock.engine.start import Start
-from penstock.engine.task_failures import Accounts, as_error
-from penstock.engine.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
-from penstock.engine.watermarks import Newest, Watermarks
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.timers import moment, watermark
+from penstock.run.acknowledgements import acknowledged
+from penstock.run.assignment import Answer, Assignment, RunPlace
+from penstock.run.reading import Reading
+from penstock.run.row_counts import BadRecordCounts, LateRowCounts
+from penstock.run.source_partitions import moved, named_partitions
+from penstock.run.start import Start
+from penstock.run.task_failures import Accounts, SeldomTold, as_error, repeated_tasks
+from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
+from penstock.run.watermarks import Newest, Watermarks
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue

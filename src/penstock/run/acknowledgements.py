@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
-from penstock.engine.assignment import Answer, Assignment, BadCount, OperatorAnswer, SinkAnswer
 from penstock.errors import InternalError, UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.run.assignment import Answer, Assignment, BadCount, OperatorAnswer, SinkAnswer
 from penstock.state.handle import StateHandle
 
 
