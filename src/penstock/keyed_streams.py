@@ -123,7 +123,7 @@ class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
         early: Duration | None = None,
         event_time: str | None = None,
     ) -> WindowedStream:
-        """Cut the rows of each key into windows: `tumbling("1min")`, `sliding("10min", "1min")`, `session("30min")`, `count_window(100)`.
+        """Cut the rows of each key into `ps.windows`: `tumbling("1min")`, `sliding("10min", "1min")`, `session("30min")`, `count(100)`.
 
         `lateness`: so long a window is kept after the watermark has passed its end; rows that come meanwhile give another result of it.
         `early`: give results of windows that have changed before they close, too, not more often than so by the clock.

@@ -74,7 +74,7 @@ def test_keys_of_both_streams() -> None:
         ({"within": "unbounded", "how": "left"}, "never known that one has no partner"),
         ({"within": "unbounded", "at": "joined_at"}, "never known that one has no partner"),
         ({"within": ("0s", "1s"), "window": ps.windows.tumbling("1h")}, "both within= and window="),
-        ({"window": ps.windows.session("1h")}, "it takes tumbling"),
+        ({"window": ps.windows.session("1h")}, "it takes ps.windows.tumbling"),
         ({"window": ps.windows.tumbling("1h"), "at": "joined_at"}, "window_end; leave it out"),
         ({"within": ("0s", "1s"), "on": []}, "it takes the key column that both streams have"),
         ({"within": ("0s", "1s"), "on": [("a", "b", "c")]}, "it takes the key column that both streams have"),

@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "overlaps": (lambda: ps.windows.sliding("1d", "1s"), "each row would be in 86,400 windows"),
     "long": (lambda: ps.windows.tumbling("400000d"), "longer than 1,000 years"),
     "rows": (lambda: ps.windows.count(0), "n=0 is not allowed"),
-    "kind": (lambda: stream().window(cast("Any", "1min")), "it takes one of tumbling"),
+    "kind": (lambda: stream().window(cast("Any", "1min")), "it takes one of ps.windows.tumbling"),
     "lateness": (
         lambda: stream().window(ps.windows.tumbling("1min"), lateness=timedelta(seconds=-1)),
         "lateness=.* is too short",

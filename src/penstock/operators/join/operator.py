@@ -190,7 +190,8 @@ def _windows(window: object, within: Within, uid: str) -> TimeWindows:
         raise ConfigError(f"join {uid!r}: it has both within= and window=; leave one out", uid=uid)
     if not isinstance(window, TimeWindows):
         raise ConfigError(
-            f"join {uid!r}: window={window}: it takes tumbling('1h') or sliding('1h', '10min')", uid=uid
+            f"join {uid!r}: window={window}: it takes ps.windows.tumbling('1h') or sliding('1h', '10min')",
+            uid=uid,
         )
     return window
 

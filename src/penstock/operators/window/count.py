@@ -46,7 +46,7 @@ LIMITS = PieceLimits(bytes=256 << 20)
 
 @dataclass(frozen=True)
 class CountSpec(Spec):
-    """What `window(count_window(...)).aggregate(...)` was asked for."""
+    """What `window(windows.count(...)).aggregate(...)` was asked for."""
 
     key: pa.Schema
     windows: CountWindows
@@ -181,7 +181,7 @@ def _write(spec: CountSpec, piece: Piece, state: OpenState, filled: Filled, open
 
 @dataclass(frozen=True)
 class CountRowsSpec(WindowCodeSpec):
-    """What `window(count_window(...)).process(...)` was asked for."""
+    """What `window(windows.count(...)).process(...)` was asked for."""
 
     key: pa.Schema
     windows: CountWindows
