@@ -65,7 +65,8 @@ class WindowOptions:
         """What the user wrote, or a `ConfigError` that says what is wrong with it."""
         if not isinstance(windows, Windows):
             raise ConfigError(
-                f"window({windows!r}): it takes one of ps.windows.tumbling('1min'), sliding('10min', '1min'), session('30min') and count(100)"
+                f"window({windows!r}): it takes one of ps.windows.tumbling('1min'), sliding('10min', '1min'), session('30min') and "
+                "count(100)"
             )
         length = seconds("lateness", lateness)
         if length > LONGEST_S:
