@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from ledger import Ledger
 from pyspark.sql import functions as F
@@ -232,13 +233,21 @@ def test_a_stop_with_a_savepoint_of_a_job_that_is_cancelled_meanwhile_fails(spar
     ledger.append(0, "a", 3)
     job = ledger.job(checkpoint=ps.Checkpointing(interval="1h"))
     rows = job.read(ledger.log.read(spark), uid="log")
-    rows.key_by("app").aggregate(n=F.count("*"), uid="counts").write_to(ledger.sqlite(), uid="out")
+    heard = tmp_path / "the cancel is heard"
+
+    def hand_over(table: pa.Table, checkpoint: int, transaction: str) -> None:
+        until(heard.exists, "the cancel", tmp_path)
+
+    counts = rows.key_by("app").aggregate(n=F.count("*"), uid="counts")
+    counts.write_to(ps.sinks.WriteAheadLog(hand_over, staging=tmp_path / "staging"), uid="out")
     (tmp_path / "output").write_text("nothing: it runs in this process")
     handle = job.start()
     folder = str(tmp_path / "none")
     stop = ask(job.storage, Kind.STOP, by="a test", now=time.time(), savepoint=True, to=folder)
     until(lambda: outcome(job.storage, stop).state == "under way", "the stop", tmp_path)
     cancel = ask(job.storage, Kind.CANCEL, by="a test", now=time.time())
+    until(lambda: outcome(job.storage, cancel).state != "waiting", "the cancel", tmp_path)
+    heard.touch()
     handle.wait()
     stopped = outcome(job.storage, stop)
     assert stopped.state == "failed"
