@@ -41,11 +41,11 @@ HEARING = """
 import sys, time
 from penstock.spark.foreground import _signals
 from penstock.supervise.program import supervisor
-from penstock.supervise.messages import Said
+from penstock.supervise.messages import ProgramReport
 
 with _signals(supervisor()) as signals:
     signals.raise_from_now_on()
-    supervisor().say(Said(job="heard", storage=sys.argv[1]))
+    supervisor().say(ProgramReport(job="heard", storage=sys.argv[1]))
     open("ready", "w").close()
     while not signals.noted:
         time.sleep(0.01)
