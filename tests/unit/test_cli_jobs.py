@@ -137,7 +137,7 @@ def restarting_again(place: Path, now: float) -> SeenJob:
         status="restarting",
         failure="broker away",
         failed_in_a_row=8,
-        down_since=now - 90,
+        down_since=now - 3690,
         next_try_at=now + 60,
     )
     return job
@@ -157,7 +157,7 @@ def with_a_sink_down(place: Path, now: float) -> SeenJob:
         (
             restarting_again,
             3,
-            "NEEDS ATTENTION broker away. Down for 1 min 30 s, 8 failures in a row.\n  It restarts from its last checkpoint in ",
+            "NEEDS ATTENTION broker away. Down for 1 h 1 min, 8 failures in a row.\n  It restarts from its last checkpoint in ",
         ),
         (late, 3, "NEEDS ATTENTION No checkpoint was completed for 2 min"),
         (
@@ -237,13 +237,13 @@ def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
 
 def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path, now: float) -> None:
     """What somebody wanted is exit code 0, and whether it is caught up cannot be known any more."""
-    job = SeenJob(tmp_path, started_at=now - 100)
-    job.complete(1, now - 50)
-    job.live(now - 40)
-    job.end(RunOutcome.STOPPED, now - 39)
+    job = SeenJob(tmp_path, started_at=now - 3800)
+    job.complete(1, now - 3700)
+    job.live(now - 3691)
+    job.end(RunOutcome.STOPPED, now - 3690)
     shown = penstock("status", tmp_path, "views")
     assert shown.code == 0
-    assert "views  stopped 39 s ago" in shown.out
+    assert "views  stopped 1 h 1 min ago" in shown.out
     assert "unknown: the job does not run (stopped)" in shown.out
 
 
