@@ -32,10 +32,16 @@ from penstock.run.start import Start
 from penstock.run.task_failures import Accounts, SeldomTold, as_error, repeated_tasks
 from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
 from penstock.run.watermarks import Newest, Watermarks
-from penstock.snapshot.mailbox import Address
-from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
-from penstock.snapshot.rescue import Rescue
-from penstock.snapshot.transfer import Room
+from penstock.snapshot.mailbox import (
+    Address,
+    MergeDone,
+    MergeFailed,
+    Message,
+    TaskFailed,
+    UploadDone,
+    UploadFailed,
+)
+from penstock.snapshot.transfer import Rescue, Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import Moment, in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
