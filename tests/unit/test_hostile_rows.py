@@ -28,7 +28,7 @@ from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.interval import run_join
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec

@@ -16,8 +16,8 @@ import pytest
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import late_rows
 from penstock.operators.clock import OperatorClock
-from penstock.operators.join import interval, lookup, pairs
-from penstock.operators.join.inputs import InputColumns, arriving
+from penstock.operators.join import input_rows, interval, lookup
+from penstock.operators.join.input_rows import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.late_rows import LateRows
@@ -93,7 +93,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pairs, late_rows, lookup, interval, time_rows):
+    for module in (input_rows, late_rows, lookup, interval, time_rows):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 

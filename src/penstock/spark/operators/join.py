@@ -11,10 +11,9 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.lookup import Lookup, LookupSpec
-from penstock.operators.join.operator import Join
-from penstock.operators.join.spec import JoinSpec
+from penstock.operators.join.spec import Join, JoinSpec
 from penstock.operators.window.kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of

@@ -14,7 +14,7 @@ from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Operator
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.join.lookup import Lookup
-from penstock.operators.join.operator import Join
+from penstock.operators.join.spec import Join
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.top import Top
 from penstock.operators.window.operator import Window
