@@ -37,11 +37,10 @@ from penstock.operators.process.keyed import Context
 from penstock.operators.python_values import python_values
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import moment
-from penstock.operators.window.calls import WindowCode
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows
+from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.run import subtask as engine
 from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.snapshot.mailbox import Address
