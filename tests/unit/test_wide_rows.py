@@ -135,8 +135,8 @@ def test_pairs_of_wide_rows(tmp_path: Path) -> None:
     spec = JoinSpec.by_interval(left, right, -1_000, 1_000, How.INNER)
     operator = both_inputs(
         spec,
-        own_code(LEFT, ["a"] * 30, bodies(30), list(range(30))),
-        own_code(RIGHT, ["a"] * 40, list(range(40)), list(range(40))),
+        rows(LEFT, ["a"] * 30, bodies(30), list(range(30))),
+        rows(RIGHT, ["a"] * 40, list(range(40)), list(range(40))),
     )
     run(tmp_path, operator)
     found = {(row["body"], row["r"]) for batch in operator.results for row in batch.to_pylist()}
@@ -151,8 +151,8 @@ def test_wide_rows_in_many_windows_of_a_join(tmp_path: Path, key: str | None) ->
     right = InputColumns(RIGHT, ("id",), TimeColumn("paid"))
     spec = JoinSpec.by_window(left, right, TimeWindows(50, 1), How.LEFT)
     given = pa.array([key] * 30, pa.string())
-    table = own_code(LEFT, ["a"] * 30, bodies(30), [1_000 + at for at in range(30)]).set_column(0, "k", given)
-    operator = both_inputs(spec, table, own_code(RIGHT, ["b"], [1], [1_000]))
+    table = rows(LEFT, ["a"] * 30, bodies(30), [1_000 + at for at in range(30)]).set_column(0, "k", given)
+    operator = both_inputs(spec, table, rows(RIGHT, ["b"], [1], [1_000]))
     run(tmp_path, operator, (0, 1_030, FAR_AWAY_US))
     results = [row for batch in operator.results for row in batch.to_pylist()]
     assert len({(row["body"], row["window_start"]) for row in results}) == len(results) == 30 * 50
@@ -164,7 +164,7 @@ def test_a_row_of_a_join_is_there_once() -> None:
     left = InputColumns(LEFT, ("k",), TimeColumn("at"))
     right = InputColumns(RIGHT, ("id",), TimeColumn("paid"))
     spec = JoinSpec.by_window(left, right, TimeWindows(50, 1), How.INNER)
-    table = own_code(LEFT, ["a"] * 3, bodies(3), [100, 200, 300])
+    table = rows(LEFT, ["a"] * 3, bodies(3), [100, 200, 300])
     found = arriving(spec.left, table, spec.windows, OperatorClock(before_us=210), operator="op")
     assert (found.rows.num_rows, len(found.moments)) == (2, 39 + 50)
     assert found.late.column("body").to_pylist() == bodies(1)
@@ -195,7 +195,7 @@ def test_late_rows_that_are_wide() -> None:
     """They come in columns that hold more than usual, and go out in parts of the usual ones."""
     late = LateRows(LEFT)
     wide = LEFT.set(1, pa.field("body", pa.large_string()))
-    late.add(own_code(wide, ["a"] * 30, bodies(30), list(range(30))))
+    late.add(rows(wide, ["a"] * 30, bodies(30), list(range(30))))
     assert [row["body"] for batch in late.batches() for row in batch.to_pylist()] == bodies(30)
     assert {batch.schema for batch in late.batches()} == {LEFT}
     assert max(batch.nbytes for batch in late.batches()) <= MOST
@@ -231,7 +231,7 @@ def test_wide_rows_in_windows_of_own_code(
     spec = WindowRowsSpec(LEFT_KEY, windows, 0, LEFT, TimeColumn("at"), (), code)
 
     def apply(given: pa.Table, state: Any, context: Context, clock: OperatorClock) -> list[pa.RecordBatch]:
-        table = given if given.num_rows else own_code(LEFT, [], [], [])
+        table = given if given.num_rows else rows(LEFT, [], [], [])
         return spec.run(table, state, clock, context).results
 
     keys = [f"{at % 10}" for at in range(30)]

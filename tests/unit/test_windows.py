@@ -35,10 +35,10 @@ from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 
-own_code = st.lists(
+rows = st.lists(
     st.tuples(st.sampled_from("pqr"), st.none() | st.integers(-30, 60), st.integers(-5, 5)), max_size=10
 )
-batches = st.tuples(own_code, st.integers(-40, 80))
+batches = st.tuples(rows, st.integers(-40, 80))
 steps = st.lists(batches | st.sampled_from(["checkpoint", "crash", "merge", 1, 2, 3]), min_size=1, max_size=8)
 time_windows = st.builds(
     lambda every, more, offset: TimeWindows(every + more, every, offset % every),
@@ -162,9 +162,7 @@ def test_windows_of_so_many_rows_equal_lists(backend: str, kind: Any, steps: lis
                     assert sorted(map(repr, got)) == sorted(map(repr, model.batch(rows)))
 
 
-timed_batches = st.lists(
-    st.tuples(own_code, st.integers(-40, 80), st.integers(0, 12)), min_size=1, max_size=10
-)
+timed_batches = st.lists(st.tuples(rows, st.integers(-40, 80), st.integers(0, 12)), min_size=1, max_size=10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -21,11 +21,11 @@ from penstock.spark.operators.base import (
     BatchInput,
     CompiledOperator,
     OperatorInput,
+    SecondColumns,
     TaskFrame,
     check_order,
     compiled,
 )
-from penstock.spark.operators.inputs import SecondColumns
 from penstock.spark.versions import arrow_type
 from penstock.state.keys import SORT_KEY
 
