@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport, TimeReached
 from penstock.ids import RunId
-from penstock.recovery.ttl_changes import SwitchedOn
+from penstock.recovery.state_plan import SwitchedOn
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
     FormerUids,
