@@ -1,10 +1,8 @@
 """How stored state is assigned to the subtasks of the current job, and what has to be rewritten before the first batch. Pure; driver.
 
 A change of parallelism moves no row here: a sorted file is ordered by key group and a subtask looks up only its own keys, so a new subtask
-names every file that may hold one of its groups. `recovery.state_match` compares the layouts of one operator; `recovery.ttl_changes`
-their times to live. `StatePlan.needs_migration` says whether subtasks rewrite their state first (`recovery.state_migration`).
-
-Times to live that differ between a checkpoint and the current job. Pure; driver.
+names every file that may hold one of its groups. `recovery.state_match` compares the layouts of one operator, `TtlChanges` their
+times to live. `StatePlan.needs_migration` says whether subtasks rewrite their state first (`recovery.state_migration`).
 
 A new time to live counts from now on. One that became longer, or was removed, must not bring back expired values: all state of the operator
 is rewritten without them before the first batch, as after a change of parallelism.
@@ -14,12 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from typing import NamedTuple
+
+import msgspec
+
 from penstock import start_options
-from penstock.checkpoint.completed import Completed, OperatorState
-from penstock.checkpoint.state_columns import stored_layout
+from penstock.checkpoint.completed import Completed, OperatorState, StoredLifetime
+from penstock.checkpoint.state_columns import StoredLifetimes, columns_of, stored_layout, with_lifetimes
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
 from penstock.job_spec import JobSpec
@@ -28,22 +30,30 @@ from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.state.keys import share_groups
+from penstock.state.lifetimes import LONG_AGO_US, Measure
 from penstock.state.rewriting import StateChange
 from penstock.wording import named
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-import msgspec
-from penstock.checkpoint.completed import StoredLifetime
-from penstock.checkpoint.state_columns import StoredLifetimes, columns_of, with_lifetimes
-from penstock.ids import SubtaskId
-from penstock.state.backends.base import StateLayout
-from penstock.state.handle import StateHandle
-from penstock.state.lifetimes import LONG_AGO_US, Measure
+
+_Layouts = Mapping[str, StateLayout]
+
+
+_Stored = Mapping[str, OperatorState]
+
+
+_OF = "."
+"""Between the uid of an operator and the name of one of its states."""
 
 
 SwitchedOn = Mapping[str, Mapping[str, int]]
 """By operator and column of stamps: the moment at which the time to live was switched on."""
+
+
+class PlanMessage(NamedTuple):
+    """A line for the log."""
+
+    level: int
+    text: str
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,21 +129,6 @@ class TtlChanges:
             moments["fades_event"] = self.watermarks_us[uid] + min(by_event)
         refs = tuple(msgspec.structs.replace(ref, **moments) for ref in handle.refs)
         return msgspec.structs.replace(handle, refs=refs)
-
-
-_Layouts = Mapping[str, StateLayout]
-_Stored = Mapping[str, OperatorState]
-
-_OF = "."
-"""Between the uid of an operator and the name of one of its states."""
-
-
-class PlanMessage(NamedTuple):
-    """A line for the log."""
-
-    level: int
-    text: str
-    operator: str = ""
 
 
 @dataclass(frozen=True)
