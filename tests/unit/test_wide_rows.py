@@ -30,10 +30,10 @@ from penstock.operators.window.calls import WindowCode, WindowRows
 from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
 from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 PART = 8_000
 MOST = 2 * PART

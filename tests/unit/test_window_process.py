@@ -24,9 +24,9 @@ from penstock.operators.window.kinds import CountWindows, SessionWindows
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 TIME = pa.timestamp("us", "UTC")

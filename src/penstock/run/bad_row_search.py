@@ -20,7 +20,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, reason_of
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 _SHOWN_BYTES = 40
 

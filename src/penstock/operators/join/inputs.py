@@ -21,8 +21,7 @@ from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.wide_columns import widened
 from penstock.operators.window.kinds import TimeWindows
 from penstock.state.backends.base import TableLayout
-from penstock.state.backends.equality import Flags
-from penstock.state.keys import SORT_KEY
+from penstock.state.keys import SORT_KEY, Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
 from penstock.state.sizes import Bytes, table_row_bytes
 

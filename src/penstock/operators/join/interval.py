@@ -31,9 +31,8 @@ from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
 from penstock.operators.wide_columns import rows_at
 from penstock.state.backends.base import OpenState
-from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.sizes import PART_BYTES, cut
 
 if TYPE_CHECKING:

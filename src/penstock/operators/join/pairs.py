@@ -15,8 +15,7 @@ from penstock.operators.python_values import as_moments
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.operators.wide_columns import rows_at
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START
-from penstock.state.backends.equality import Flags
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.sizes import PART_BYTES, Bytes, cut, row_bytes
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import pyarrow as pa
 from penstock.operators.clock import OperatorClock
 from penstock.operators.window.kinds import Numbers
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
-from penstock.state.backends.equality import Flags
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 
 AWAITED = "__penstock_awaited"

@@ -30,14 +30,13 @@ from penstock.operators.window.kinds import (
 )
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time_rows import WindowRowsSpec
-from penstock.state.declared import schema_ddl
+from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.state.lifetimes import in_microseconds
-from penstock.state.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 OwnCodeSpec = WindowRowsSpec | SessionRowsSpec | CountRowsSpec
 """Own code over windows of any kind."""
