@@ -2,9 +2,9 @@
 
     <local_dir>/<job>-<hash of its storage>/run-<k>-<token>/state/<operator>/...
 
-The default of `local_dir` is `penstock-<user>` in the machine's folder for temporary files, which every user may write to. So this folder and
-the folders of jobs are created for this user alone. A folder that is a link, or belongs to another user, is refused, and nothing is
-deleted through a link.
+The default of `local_dir` is `penstock-<user>` in the machine's folder for temporary files, which every user may write to. So this
+folder and the folders of jobs are created for this user alone. A folder that is a link, or belongs to another user, is refused, and
+nothing is deleted through a link.
 
 Every file here is a copy of a file that is, or will be, in storage, and may be lost at any time. A new run reuses the files of an earlier
 run if size and checksum are right: this is local recovery. It links each file into its own folder, so that an earlier run that is
