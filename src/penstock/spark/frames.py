@@ -39,9 +39,16 @@ from penstock.spark.key_columns import (
     subtask_of,
     with_key,
 )
-from penstock.spark.operators.base import BatchInput, CompiledOperator, TaskFrame
-from penstock.spark.operators.inputs import every_subtask, waking_all
-from penstock.spark.operators.outputs import results_of, rows_of, tagged
+from penstock.spark.operators.base import (
+    BatchInput,
+    CompiledOperator,
+    TaskFrame,
+    every_subtask,
+    results_of,
+    rows_of,
+    tagged,
+    waking_all,
+)
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 

@@ -17,9 +17,11 @@ from penstock.operators.base import LEFT
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import shown_keys
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.base import ABSURD, LATE, PANE
 from penstock.operators.window.count import CountSpec
 from penstock.operators.window.kinds import (
+    ABSURD,
+    LATE,
+    PANE,
     WINDOW_END,
     WINDOW_START,
     CountWindows,
