@@ -35,7 +35,7 @@ from penstock.sinks.staged_files import NULL_VALUE, StagedFile, StagedManifest, 
 from penstock.sinks.staging import StagedTransaction, storage_errors
 from penstock.sinks.transaction import refused
 from penstock.sinks.two_phase_commit import Transaction
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.storage.file_system import sync_file, sync_folder
 from penstock.wording import counted
 

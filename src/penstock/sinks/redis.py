@@ -40,7 +40,7 @@ from penstock.sinks.bad_rows import refuse_large, refuse_null_keys, value_bytes
 from penstock.sinks.json_text import json_lines, unsupported_in_json
 from penstock.sinks.sqlite_table import storage_batch, storage_class
 from penstock.sinks.upsert import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 
 class KeyTemplate:

@@ -31,7 +31,7 @@ from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.file_formats import MAX_BUFFERED_BYTES, FileFormat, RowFile
 from penstock.sinks.json_text import refuse_odd_years
 from penstock.sinks.staging import StagedTransaction, create_private
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.storage.file_system import sync_file, sync_folder
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"

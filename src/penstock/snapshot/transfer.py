@@ -29,8 +29,8 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
 from penstock.log_fields import in_context
-from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.handle import FileRef, StateHandle
+from penstock.state.local_files import HASHED_FILES
 from penstock.storage import Storage
 
 FILES_AT_ONCE = 8
