@@ -403,7 +403,7 @@ class TestAVanishedRoot:
             lambda: storage.create("job.json", b""),
             lambda: sent.upload(tmp_path / "state", "state/1/f"),
         ):
-            with pytest.raises(UnavailableError, match="is gone: its folder was there"):
+            with pytest.raises(UnavailableError, match="is gone: its folder existed"):
                 call()
         assert list((tmp_path / "jobs").iterdir()) == []
 
@@ -451,13 +451,13 @@ class TestAVanishedRoot:
         storage = LocalStorage("/proc/nowhere")
         with pytest.raises(ConfigError, match="storage /proc/nowhere is on proc"):
             storage.check_place()
-        with pytest.raises(UnavailableError, match="no folder can be made there"):
+        with pytest.raises(UnavailableError, match="no folder can be created there"):
             storage.put("a", b"")
 
     def test_a_link_that_leads_nowhere_has_no_winner(self, tmp_path: Path) -> None:
         """Create says that the place is unusable, never that somebody else was first."""
         (tmp_path / "root").symlink_to(tmp_path / "nothing")
-        with pytest.raises(UnavailableError, match="a link that leads nowhere"):
+        with pytest.raises(UnavailableError, match="a broken link"):
             LocalStorage(tmp_path / "root").create("runs/1.json", b"")
 
 

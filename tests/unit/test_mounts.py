@@ -34,9 +34,9 @@ a line that nobody understands
         ("/shared/disk/jobs", "xfs", None),
         ("/fresh/jobs", "nfs", None),
         ("/noac", "nfs4", None),
-        ("/buck et/jobs", "fuse.s3fs", "both create one file"),
-        ("/s3", "fuse", "both create one file"),
-        ("/far/jobs", "fuse.sshfs", "listings may be old"),
+        ("/buck et/jobs", "fuse.s3fs", "create the same file"),
+        ("/s3", "fuse", "create the same file"),
+        ("/far/jobs", "fuse.sshfs", "listings may be outdated"),
     ],
 )
 def test_mounts_are_told_apart(path: str, kind: str, unsafe: str | None) -> None:
@@ -97,7 +97,7 @@ def test_what_is_to_be_mounted_and_is_not(
 def test_a_folder_that_is_not_mounted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is not started on another disk than is meant; a missing folder of /mnt says that it can be made."""
     with pytest.raises(
-        ConfigError, match=r"below /mnt/no-such-disk, and nothing is mounted there.*make it first"
+        ConfigError, match=r"below /mnt/no-such-disk, but nothing is mounted there.*create it first"
     ):
         LocalStorage("/mnt/no-such-disk/jobs").check_place()
     planned = tmp_path / "disk"
@@ -106,5 +106,5 @@ def test_a_folder_that_is_not_mounted_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(places, "PLANNED_MOUNTS", tmp_path / "fstab")
     with pytest.raises(ConfigError, match="nothing is mounted there") as raised:
         LocalStorage(planned / "jobs").check_place()
-    assert "make it first" not in str(raised.value)
+    assert "create it first" not in str(raised.value)
     assert list(planned.iterdir()) == []
