@@ -28,7 +28,7 @@ from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.recovery.checkpoint_reader import check_committed
+from penstock.recovery.history import check_committed
 from penstock.recovery.started_batches import (
     BarrierOverride,
     StartedBatch,
@@ -44,11 +44,11 @@ from penstock.savepoint.restore import _may_adopt
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, owners
 from penstock.state.lifetimes import Lifetime
 from penstock.state.subtask_rows import SUBTASK
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
 from services.tiers import share

@@ -40,7 +40,7 @@ from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
 from penstock.recovery import cleanup, history, progress_log, restore, restore_plan, started_batches
-from penstock.recovery.checkpoint_reader import retained_checkpoint
+from penstock.recovery.history import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import BarrierOverride
 from penstock.run import acknowledgements, reading, run, sink_writer
@@ -53,9 +53,9 @@ from penstock.savepoint import restore as savepoint_restore
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
-from penstock.state.backends.checksums import HashedFiles
 from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
+from penstock.state.local_files import HashedFiles
 from penstock.storage import Storage
 from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload, reader
 from penstock.testing.simulation.workload import SinkKind
