@@ -17,13 +17,12 @@ if TYPE_CHECKING:
         WindowedStream,
     )
     from penstock.log_fields import JsonLines, LogFields
-    from penstock.operators.batch_columns import BatchColumns
-    from penstock.operators.batch_tables import BatchList, BatchMap
     from penstock.operators.process.column_state import BatchState
     from penstock.operators.process.columns import BatchKeys, BatchRows, BatchTimers
     from penstock.operators.process.keyed import Context
     from penstock.operators.rows import Row, Rows
-    from penstock.operators.timers import Timer
+    from penstock.operators.state.batch_tables import BatchColumns, BatchList, BatchMap
+    from penstock.operators.state.timers import Timer
     from penstock.operators.window.kinds import TimeWindow
     from penstock.recovery.restart import RestartStrategy
     from penstock.savepoint.contents import OperatorContents

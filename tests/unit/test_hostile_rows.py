@@ -26,8 +26,8 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.clock import OperatorClock
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.join.inputs import InputColumns
 from penstock.operators.join.interval import run_join
 from penstock.operators.join.lookup import LookupSpec, run_lookup
@@ -35,8 +35,7 @@ from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.process.keyed import Context
 from penstock.operators.python_values import python_values
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import moment
+from penstock.operators.state.timers import moment
 from penstock.operators.window.calls import WindowCode
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows

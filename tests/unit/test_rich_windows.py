@@ -46,8 +46,8 @@ from penstock.operators.aggregate.distinct import (
 )
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
-from penstock.operators.pieces import PieceLimits
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.window import distinct, session
 from penstock.operators.window.base import ABSURD, LATE

@@ -26,7 +26,7 @@ from penstock.operators.process import run_tolerant
 from penstock.operators.process.co import in_one_table
 from penstock.operators.process.run_keyed import OUTPUT_ROWS
 from penstock.operators.process.run_tolerant import run_process_tolerantly
-from penstock.operators.timers import microseconds
+from penstock.operators.state.timers import microseconds
 from penstock.run.task_failures import tolerates
 from services.tiers import share
 

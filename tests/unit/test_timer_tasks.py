@@ -17,9 +17,10 @@ from builders.operator_cluster import OperatorCluster
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators import column_timers, timer_cell
+from penstock.operators import column_timers
 from penstock.operators.failed_call import failed_call
-from penstock.operators.timers import microseconds, moment
+from penstock.operators.state import timer_cell
+from penstock.operators.state.timers import microseconds, moment
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema

@@ -14,17 +14,15 @@ import pyarrow as pa
 import pytest
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import late_rows
-from penstock.operators.clock import OperatorClock
+from penstock.operators import event_time
+from penstock.operators.event_time import LateRows, OperatorClock, TimeColumn
+from penstock.operators.grouping import PieceLimits
 from penstock.operators.join import interval, lookup, pairs
 from penstock.operators.join.inputs import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.late_rows import LateRows
-from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.window import time_rows
 from penstock.operators.window.calls import WindowCode, WindowRows
 from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
@@ -93,7 +91,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pairs, late_rows, lookup, interval, time_rows):
+    for module in (pairs, event_time, lookup, interval, time_rows):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
-from penstock.operators.stored_timers import DueTimers, Timers
-from penstock.operators.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
+from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
+from penstock.operators.task_time import DueTimers, Timers
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted

@@ -13,14 +13,14 @@ from types import FrameType
 from typing import Any
 
 from penstock.errors import BadRecordError, PenstockError
-from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.cells import Cell
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import Context, KeyedCode
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.rows import Row, Rows, UnknownColumnError
-from penstock.operators.states import StateAssignedError, declared_state
-from penstock.operators.timers import Timer
+from penstock.operators.state.batch_tables import BatchColumns
+from penstock.operators.state.cells import Cell
+from penstock.operators.state.declarations import StateAssignedError, declared_state
+from penstock.operators.state.timers import Timer
 from penstock.operators.window.kinds import WindowProcess
 from penstock.places import Place, place_in_user_code, place_of_frame, place_of_function, user_frames
 from penstock.wording import did_you_mean

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
 from penstock.operators.process.keyed import Cells, KeyedCode
-from penstock.operators.states import value_schema
+from penstock.operators.state.cells import ColumnCell
+from penstock.operators.state.declarations import value_schema
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import in_batches

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.run.source_partitions import ALL_ROWS
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node, Operator
-from penstock.operators.time_column import ANY_TIME, TimeColumn
+from penstock.operators.event_time import ANY_TIME, TimeColumn
 from penstock.spark.key_columns import quoted
 from penstock.wording import with_article
 

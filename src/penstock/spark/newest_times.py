@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from penstock.errors import BadRecordError
 from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.event_time import TimeColumn
 from penstock.run.run import BatchUnderWay
 from penstock.run.source_partitions import ALL_ROWS, named_partitions, partition_name, partition_parts
 from penstock.run.watermarks import latest_us

@@ -11,7 +11,7 @@ from penstock.config import EventTime
 from penstock.errors import ConfigError
 from penstock.graph import TimeSettings
 from penstock.log_fields import about
-from penstock.operators.input_checks import check_time_column, no_timestamp
+from penstock.operators.inputs import check_time_column, no_timestamp
 from penstock.spark.inspection import kept_columns
 from penstock.spark.log_source import FORMAT as LOG
 from penstock.wording import named

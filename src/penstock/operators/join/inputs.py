@@ -12,13 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.operators.clock import OperatorClock
+from penstock.operators.columns import widened
+from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, judged_by_time
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_ranges import Numbers
-from penstock.operators.times_of_rows import judged_by_time
-from penstock.operators.wide_columns import widened
 from penstock.operators.window.kinds import TimeWindows
 from penstock.state.backends.base import TableLayout
 from penstock.state.backends.equality import Flags

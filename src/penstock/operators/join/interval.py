@@ -22,14 +22,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.base import LEFT, RIGHT
-from penstock.operators.clock import OperatorClock
-from penstock.operators.grouping import Grouped
+from penstock.operators.columns import rows_at
+from penstock.operators.event_time import Numbers, OperatorClock, Ranges, Timed, in_range
+from penstock.operators.grouping import Grouped, PieceLimits, pieces
 from penstock.operators.join.inputs import ROW, Arriving, JoinInput, arriving, grouped_inputs
 from penstock.operators.join.pairs import InputRows, PickedRows, in_output_columns
 from penstock.operators.join.state import JoinTables
-from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
-from penstock.operators.wide_columns import rows_at
 from penstock.state.backends.base import OpenState
 from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due

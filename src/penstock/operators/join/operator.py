@@ -10,8 +10,8 @@ from typing import ClassVar
 from penstock.config import Duration, choice, duration_us, seconds
 from penstock.errors import ConfigError
 from penstock.operators.base import LEFT, RIGHT, EventTimeNeed, Node, Operator, SecondInput
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.join.spec import How
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.window.kinds import WINDOW_END, TimeWindows
 
 UNBOUNDED = "unbounded"

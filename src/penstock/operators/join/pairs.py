@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InternalError
+from penstock.operators.columns import rows_at
+from penstock.operators.event_time import Numbers, Timed
 from penstock.operators.join.inputs import JoinInput
 from penstock.operators.python_values import as_moments
-from penstock.operators.time_ranges import Numbers, Timed
-from penstock.operators.wide_columns import rows_at
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START
 from penstock.state.backends.equality import Flags
 from penstock.state.keys import KeyBatch

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import Numbers, OperatorClock, Timed
 from penstock.operators.join.inputs import PLACE, JoinInput
 from penstock.operators.join.pairs import InputRows
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_ranges import Numbers, Timed
+from penstock.operators.state.table_rows import stored_rows
 from penstock.state.backends.base import OpenState, OpenTable
 from penstock.state.backends.equality import Flags
 from penstock.state.backends.lookup import lookup

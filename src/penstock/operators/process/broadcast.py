@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from penstock.errors import ConfigError, UserCodeError
-from penstock.operators.cells import shown
-from penstock.operators.side_outputs import SideRows
+from penstock.operators.outputs import SideRows
+from penstock.operators.state.cells import shown
 
 if TYPE_CHECKING:
     from penstock.operators.process.keyed import Context

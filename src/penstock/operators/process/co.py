@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.errors import BadRecordError
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.process.keyed import Context, KeyedCode, Output
 from penstock.operators.rows import CameAs, Rows, RowTable
-from penstock.operators.time_column import TimeColumn
 from penstock.state.keys import SORT_KEY
 
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
-from penstock.operators.batch_tables import BatchTable
 from penstock.operators.column_timers import ColumnTimers
 from penstock.operators.process.keyed import Context
-from penstock.operators.stamps import ColumnStamps
-from penstock.operators.states import ColumnState
-from penstock.operators.timers import EVENT_TIME
+from penstock.operators.state.batch_tables import BatchTable
+from penstock.operators.state.declarations import ColumnState
+from penstock.operators.state.timers import EVENT_TIME
+from penstock.operators.state.ttl import ColumnStamps
 from penstock.state.backends.equality import rows_equal
 from penstock.wording import counted
 

@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import Cell, ColumnCell, PieceKeys
+from penstock.operators.bad_records import RejectedRows, nothing_to_reject
+from penstock.operators.outputs import SideRows, no_such_side
 from penstock.operators.process.broadcast import TakesBroadcast
 from penstock.operators.process.lifecycle import OpenedCode, OpensAndCloses
-from penstock.operators.rejected_rows import RejectedRows, nothing_to_reject
 from penstock.operators.rows import Rows
-from penstock.operators.side_outputs import SideRows, no_such_side
-from penstock.operators.stamps import ColumnStamps, Flags, TouchTimes
-from penstock.operators.states import (
+from penstock.operators.state.cells import Cell, ColumnCell, PieceKeys
+from penstock.operators.state.declarations import (
     ColumnState,
     OperatorType,
     keyed_states,
     lives_by_event_time,
     refuse_state_assignment,
 )
-from penstock.operators.table_cells import TableCell
+from penstock.operators.state.table_cells import TableCell
+from penstock.operators.state.timer_cell import TimersCell
+from penstock.operators.state.timers import EVENT_TIME, NoTimers, TakesTimers, moment, watermark
+from penstock.operators.state.ttl import ColumnStamps, Flags, TouchTimes
 from penstock.operators.task_time import TimedPiece
-from penstock.operators.timer_cell import TimersCell
-from penstock.operators.timers import EVENT_TIME, NoTimers, TakesTimers, moment, watermark
 from penstock.state.backends.base import OpenState
 from penstock.state.lifetimes import LONG_AGO_US
 

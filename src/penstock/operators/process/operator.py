@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Broadcast, Node, Operator, SecondInput
+from penstock.operators.outputs import SideOutput, check_sides, declared_sides
 from penstock.operators.process.broadcast import refuse_results, takes_broadcast
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
@@ -17,9 +18,8 @@ from penstock.operators.process.keyed import KeyedCode, KeyedProcess
 from penstock.operators.process.parameters import check_parameters
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.row_order import Order, OrderBy, parse_orders
-from penstock.operators.side_outputs import SideOutput, check_sides, declared_sides
-from penstock.operators.states import keyed_states, lives_by_event_time, subtask_states
-from penstock.operators.subtask_states import BroadcastState, OperatorListState
+from penstock.operators.state.declarations import keyed_states, lives_by_event_time, subtask_states
+from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
 from penstock.state.declared import schema_ddl
 from penstock.state.types import arrow_schema
 

@@ -12,7 +12,7 @@ from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.lifecycle import OpensAndCloses, overrides
 from penstock.operators.process.unkeyed import Process
-from penstock.operators.timers import takes_timers
+from penstock.operators.state.timers import takes_timers
 from penstock.places import AT, place_of_function
 
 _KEYED = ("key", "rows", "ctx")

@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.base import Task
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.python_values import MICROSECONDS
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import Shown, TimestampColumn
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers
 from penstock.state.backends.equality import Flags

@@ -13,13 +13,11 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.failed_call import blamed_on
-from penstock.operators.given_rows import copy_emitted
-from penstock.operators.grouping import Grouped
+from penstock.operators.grouping import Grouped, PieceLimits, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.process.keyed import Context
 from penstock.operators.process.lifecycle import OpenedCode
 from penstock.operators.process.run_keyed import (
@@ -32,6 +30,7 @@ from penstock.operators.process.run_keyed import (
 )
 from penstock.operators.python_values import as_moments, python_values
 from penstock.operators.rows import Rows, RowTable
+from penstock.operators.state.cells import copy_emitted
 from penstock.operators.window.base import WindowTask
 from penstock.operators.window.kinds import Numbers, TimeWindow, WindowProcess
 from penstock.state.backends.base import OpenState

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.window.kinds import Numbers
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags

@@ -16,13 +16,12 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.clock import OperatorClock
+from penstock.operators.columns import rows_at, widened
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import equal_rows
 from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, order_keys
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.wide_columns import rows_at, widened
 from penstock.operators.window.base import (
     LAST,
     PLACE,

@@ -15,9 +15,8 @@ from penstock.config import OnBadRecord
 from penstock.errors import InternalError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import EVERYTHING
-from penstock.operators.input_checks import check_order_columns
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.inputs import EVERYTHING, check_order_columns
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable

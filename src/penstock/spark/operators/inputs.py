@@ -15,10 +15,17 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Operator, SecondInput
-from penstock.operators.input_checks import KeyColumn, check_same_keys
-from penstock.operators.inputs import BROADCAST, RIGHT, WAKE, RightInput, travelling_names
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.inputs import (
+    BROADCAST,
+    RIGHT,
+    WAKE,
+    KeyColumn,
+    RightInput,
+    check_same_keys,
+    travelling_names,
+)
 from penstock.operators.row_order import Order
-from penstock.operators.time_column import TimeColumn
 from penstock.spark.key_columns import check_keys, float_keys, normalised, quoted
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.state.subtask_rows import subtask_sort_key

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators.cells import shown
+from penstock.operators.state.cells import shown
 from penstock.state.backends.base import TableLayout
 from penstock.state.lifetimes import LONG_AGO_US, Lifetime, Measure
 from penstock.wording import did_you_mean
