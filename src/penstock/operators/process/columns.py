@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.operators.process.broadcast import TakesBroadcast
 from penstock.operators.process.column_state import BatchState
-from penstock.operators.process.lifecycle import OpensAndCloses
+from penstock.operators.process.user_code import OpensAndCloses, TakesBroadcast
 from penstock.operators.state.batch_tables import BatchColumns
 from penstock.operators.state.declarations import OperatorType, refuse_state_assignment
 from penstock.operators.state.timers import TakesTimerColumns

@@ -10,12 +10,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import RejectedRows, nothing_to_reject
+from penstock.operators.encoding import to_array
 from penstock.operators.outputs import SideRows, no_such_side
-from penstock.operators.process.broadcast import TakesBroadcast
-from penstock.operators.process.lifecycle import OpenedCode, OpensAndCloses
+from penstock.operators.process.user_code import OpenedCode, OpensAndCloses, TakesBroadcast
 from penstock.operators.rows import Rows
 from penstock.operators.state.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.state.declarations import (
@@ -24,6 +26,7 @@ from penstock.operators.state.declarations import (
     keyed_states,
     lives_by_event_time,
     refuse_state_assignment,
+    value_schema,
 )
 from penstock.operators.state.table_cells import TableCell
 from penstock.operators.state.timer_cell import TimersCell
@@ -31,7 +34,9 @@ from penstock.operators.state.timers import EVENT_TIME, NoTimers, TakesTimers, m
 from penstock.operators.state.ttl import ColumnStamps, Flags, TouchTimes
 from penstock.operators.task_time import TimedPiece
 from penstock.state.backends.base import OpenState
+from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import LONG_AGO_US
+from penstock.state.sizes import in_batches
 
 Output = Sequence[Any] | Mapping[str, Any]
 
@@ -246,3 +251,69 @@ def bind(operator: KeyedCode, timers: TimersCell | None = None) -> Cells:
         for lifetime in state.lifetimes(name)
     }
     return Cells(cells, stamps, timers, lives_by_event_time=lives_by_event_time(operator))
+
+
+def write_back(operator: KeyedCode, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:
+    """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
+    by_column = cells.touched()
+    touched = np.zeros(len(keys), dtype=np.bool_)
+    for flags in by_column.values():
+        touched |= flags
+    if not touched.any():
+        return
+    schema = value_schema(operator)
+    columns = {
+        field.name: to_array(
+            cells.columns[field.name].values, field, f"operator {uid}: {cells.columns[field.name].made}"
+        )
+        for field in schema
+    }
+    stamps = {
+        stamp.name: stamp.column(columns[name], by_column[name], cells.touches)
+        for name, stamp in cells.stamps.items()
+    }
+    write_values(state, keys, pa.table({**columns, **stamps}), touched)
+
+
+def unfit_state(
+    operator: KeyedCode, cells: Mapping[str, ColumnCell], uid: str
+) -> Iterator[tuple[int, BadRecordError]]:
+    """The keys, by their position, to whose state something was set that does not fit, and what it is."""
+    for column in value_schema(operator):
+        cell = cells[column.name]
+        for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
+            try:
+                to_array([cell.values[index]], column, f"operator {uid}: {cell.made}")
+            except BadRecordError as error:
+                yield index, error
+
+
+def check_state(operator: KeyedCode, cells: Cells, index: int, uid: str) -> None:
+    """Raise `BadRecordError` if something was set to the state of a key that does not fit."""
+    for column in value_schema(operator):
+        cell = cells.columns[column.name]
+        if cell.dirty[index]:
+            to_array([cell.values[index]], column, f"operator {uid}: {cell.made}")
+    for table in cells.tables:
+        if index in table.touched():
+            table.check(index)
+
+
+def write_values(state: OpenState, keys: KeyBatch, values: pa.Table, touched: npt.NDArray[np.bool_]) -> None:
+    """Write the values of the keys that were touched; a key without any value is forgotten."""
+    if not touched.any():
+        return
+    if not touched.all():
+        at = pa.array(np.flatnonzero(touched))
+        keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)
+    start = 0
+    for batch in in_batches(values):
+        state.write(keys.slice(start, start + batch.num_rows), batch, _all_null(batch))
+        start += batch.num_rows
+
+
+def _all_null(values: pa.RecordBatch) -> Any:
+    empty = np.ones(values.num_rows, dtype=np.bool_)
+    for column in values.columns:
+        empty &= column.is_null().to_numpy(zero_copy_only=False)
+    return empty if empty.any() else None

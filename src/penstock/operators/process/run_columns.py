@@ -12,13 +12,12 @@ from typing_extensions import override
 
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_column, as_columns
-from penstock.operators.column_timers import ColumnTimers
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.outputs import SideRows
-from penstock.operators.process.column_state import BatchState
+from penstock.operators.process.column_state import BatchState, ColumnTimers
 from penstock.operators.process.columns import BatchKeys, BatchProcess, BatchRows, BatchTimers
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.keyed import Context, write_values
 from penstock.operators.state.declarations import (
     column_states,
     lives_by_event_time,
@@ -27,7 +26,6 @@ from penstock.operators.state.declarations import (
 )
 from penstock.operators.state.ttl import ColumnStamps
 from penstock.operators.task_time import NO_TIME, TaskTime, TimedPiece
-from penstock.operators.written_values import write_values
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 

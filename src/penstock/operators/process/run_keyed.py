@@ -19,14 +19,13 @@ from penstock.operators.encoding import to_array
 from penstock.operators.grouping import Grouped, PieceLimits
 from penstock.operators.outputs import SideRows
 from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedCode, bind
+from penstock.operators.process.keyed import Cells, Context, KeyedCode, bind, unfit_state, write_back
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Row, Rows
 from penstock.operators.state.cells import as_given_flat, copy_emitted, may_change
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import Timer
 from penstock.operators.task_time import NO_TIME, TaskTime
-from penstock.operators.written_values import unfit_state, write_back
 from penstock.places import place_of_function
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches

@@ -21,7 +21,7 @@ from penstock.operators.bad_records import BadRecords, Rejected, RejectedRows, T
 from penstock.operators.grouping import Piece
 from penstock.operators.outputs import SideRows
 from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedCode
+from penstock.operators.process.keyed import Cells, Context, KeyedCode, check_state, unfit_state, write_back
 from penstock.operators.process.run_keyed import (
     LIMITS,
     ON_TIMER,
@@ -40,7 +40,6 @@ from penstock.operators.state.cells import copy_emitted
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import Timer
 from penstock.operators.task_time import NO_TIME, TaskTime
-from penstock.operators.written_values import check_state, unfit_state, write_back
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 

@@ -14,9 +14,7 @@ import pyarrow as pa
 from penstock.operators.bad_records import BadRecords, EndsTheRun, RejectedRows, take_over
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.outputs import SideRows
-from penstock.operators.process.broadcast import TakesBroadcast, check_no_results
 from penstock.operators.process.keyed import Context, Output
-from penstock.operators.process.lifecycle import OpensAndCloses
 from penstock.operators.process.run_keyed import (
     LIMITS,
     OUTPUT_ROWS,
@@ -26,6 +24,7 @@ from penstock.operators.process.run_keyed import (
     to_table,
     yielded,
 )
+from penstock.operators.process.user_code import OpensAndCloses, TakesBroadcast, check_no_results
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.cells import copy_emitted
 from penstock.operators.state.declarations import OperatorType, refuse_state_assignment

@@ -19,7 +19,6 @@ from penstock.operators.grouping import Grouped, PieceLimits, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.process.keyed import Context
-from penstock.operators.process.lifecycle import OpenedCode
 from penstock.operators.process.run_keyed import (
     OUTPUT_ROWS,
     not_iterable,
@@ -28,6 +27,7 @@ from penstock.operators.process.run_keyed import (
     to_table,
     yielded,
 )
+from penstock.operators.process.user_code import OpenedCode
 from penstock.operators.python_values import as_moments, python_values
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.cells import copy_emitted
