@@ -22,8 +22,8 @@ from measure import Found
 import penstock as ps
 from penstock.ids import SubtaskId
 from penstock.operators.event_time import OperatorClock
-from penstock.operators.process.keyed import Context
 from penstock.operators.process.run_keyed import run_process
+from penstock.operators.process.user_code import Context
 from penstock.operators.state.declarations import state_layout
 from penstock.operators.task_time import TaskTime, Timers
 from penstock.state.backends.base import KeyBatch, OpenState, StateHandle, Workplace

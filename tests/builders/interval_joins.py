@@ -12,7 +12,7 @@ from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.join import interval
 from penstock.operators.join.inputs import InputColumns
 from penstock.operators.join.spec import JoinSpec
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.types import arrow_schema

@@ -22,11 +22,11 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.base import TaskContext
 from penstock.operators.event_time import LateRows, OperatorClock
-from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedCode
-from penstock.operators.process.run_columns import run_batch_process
+from penstock.operators.process.columns import BatchProcess, run_batch_process
+from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
+from penstock.operators.process.user_code import Context
 from penstock.operators.state.declarations import state_layout
 from penstock.operators.state.timers import takes_timers
 from penstock.operators.task_time import TaskTime, Timers

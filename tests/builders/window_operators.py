@@ -26,7 +26,7 @@ from builders.operator_cluster import BuiltIn
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name
 from penstock.operators.bad_records import ROWS
 from penstock.operators.event_time import OperatorClock, TimeColumn
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
 from penstock.operators.window.base import ABSURD, LATE, without_late_rows
 from penstock.operators.window.calls import WindowCode

@@ -24,7 +24,7 @@ from penstock.operators.aggregate.distinct import WHOSE, aggregate_layout, count
 from penstock.operators.aggregate.operator import run_aggregate
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.state.ttl import TimeToLive
 from penstock.operators.task_time import TaskTime
 from penstock.recovery.state_match import Compatibility, match_state

@@ -19,7 +19,7 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import dedupe as dedupe_module
 from penstock.operators.dedupe import DedupeSpec, first_apart, run_dedupe
 from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, judged_by_time
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.state import table_rows as stored_module
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema

@@ -26,7 +26,7 @@ from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS
 from penstock.operators.process.co import TIME, in_one_table
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.state.timers import microseconds, moment
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.lifetimes import FAR_AWAY_US

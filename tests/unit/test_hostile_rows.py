@@ -33,7 +33,7 @@ from penstock.operators.join.interval import run_join
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.python_values import python_values
 from penstock.operators.state.timers import moment
 from penstock.operators.window.calls import WindowCode

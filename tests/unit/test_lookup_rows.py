@@ -16,7 +16,7 @@ from penstock.operators.grouping import PieceLimits
 from penstock.operators.join import lookup
 from penstock.operators.join.inputs import InputColumns
 from penstock.operators.join.lookup import LookupSpec, run_lookup
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.state.ttl import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema

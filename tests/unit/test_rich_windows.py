@@ -48,7 +48,7 @@ from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.window import distinct, session
 from penstock.operators.window.base import ABSURD, LATE
 from penstock.operators.window.count import CountSpec, run_count_windows

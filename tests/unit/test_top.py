@@ -19,7 +19,7 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import columns, top_rows
 from penstock.operators import top as run_module
 from penstock.operators.grouping import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, parse_orders
 from penstock.operators.state import table_rows
 from penstock.operators.state.table_rows import PieceRows, Portion

@@ -21,7 +21,7 @@ from penstock.operators.join import interval, lookup, pairs
 from penstock.operators.join.inputs import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
 from penstock.operators.window import time_rows
 from penstock.operators.window.calls import WindowCode, WindowRows

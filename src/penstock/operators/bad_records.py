@@ -1,4 +1,7 @@
-"""Rows that an operator or a sink could not take, without an end to the job: counted, and kept as dead letters where asked. Executors."""
+"""Rows that an operator or a sink cannot process, in a job that goes on without them: counted, and kept as dead letters. Executors.
+
+User code rejects rows one by one with `ctx.reject(row, "why")`, while its call goes on.
+"""
 
 from __future__ import annotations
 

@@ -3,10 +3,9 @@
 Arrow refuses most values of another kind by itself, but it cuts 1.5 to the integer 1, drops fields that a struct does not have, takes a
 number for a moment. So the kinds of the values are looked at too: one pass over their types, and only values of an unusual kind one by one.
 
-How a value looks when it comes back from state: a struct is a dictionary, a moment has a zone. Executors.
-
-What is set is given this form at once. Otherwise code would see a tuple in the batch that stored it, and a dictionary in the next:
-whether it works would depend on where a batch ends.
+A value that comes back from state has its stored form: a struct is a dictionary, a moment has a zone. What user code sets is given this
+form at once. Otherwise code would see a tuple in the batch that stored it, and a dictionary in the next one: whether it works would depend
+on where a batch ends.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ _TEXTS = (str, bytes, bytearray, memoryview)
 """Sequences, which Arrow takes for lists of their letters."""
 _MIDNIGHT = time()
 _SHOWN = 200
+_FLOAT = struct.Struct("f")
 
 
 class _ChangedValueError(ValueError):
@@ -310,9 +310,6 @@ def _by_name(value: Any, names: list[str]) -> Mapping[str, Any]:
     if len(fields) < len(value):
         raise _ChangedValueError(f"{value!r} names a field twice")
     return fields
-
-
-_FLOAT = struct.Struct("f")
 
 
 class StoredForm:

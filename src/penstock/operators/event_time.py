@@ -1,15 +1,11 @@
-"""Which column has the time of rows, and which of its times are believed. Driver and executors.
-
-What an operator is told about time in a batch. Executors.
+"""Event time at an operator: the column it is in, the clock of a batch, late rows, and rows found by time. Driver and executors.
 
 In every batch rows come first, and then time goes on. Rows are judged by `before_us`, the watermark at the beginning of the batch, and
 update state; then the watermark goes on to `watermark_us`, and timers fire and windows close that are due up to it. Results of an operator
-reach the next one as rows of the same batch, before its watermark goes on: what an operator gives is not late at
-the next, which does not pass it while it waits (`engine.watermarks`). Only a source that comes back from idleness is behind the others.
+reach the next one as rows of the same batch, before its watermark goes on. So results are not late at the next operator, whose watermark
+does not pass them while it waits (`run/watermarks.py`). Only a source that comes back from idleness is behind the others.
 
-The event times of rows as numbers, and which rows come in time for an operator that takes rows one by one. Executors.
-
-A row is late when its time is before the watermark at which the batch began: a row at the very watermark is taken. One without a time, or
+A row is late when its time is before the watermark at which the batch began: a row at the very watermark is taken. A row without a time, or
 with an absurd one, is left out as if it were late, so that it is seen; or it ends the run, where the source says so.
 """
 
@@ -29,6 +25,11 @@ from penstock.state.backends.equality import Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.state.sizes import PART_BYTES, in_batches
 from penstock.wording import counted
+
+Times = npt.NDArray[np.int64]
+"""Microseconds since the epoch."""
+Numbers = npt.NDArray[np.int64]
+_BITS = 62
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,6 @@ class OperatorClock:
         return replace(self, latest_us=latest_us, refuses_absurd=time.refuses_absurd)
 
 
-Times = npt.NDArray[np.int64]
-"""Microseconds since the epoch."""
-
-
 @dataclass(frozen=True)
 class JudgedRows:
     """Rows that come in time, with their times, and the others."""
@@ -189,11 +186,6 @@ class LateRows:
     def batches(self) -> list[pa.RecordBatch]:
         """Those that somebody reads."""
         return self._batches
-
-
-Numbers = npt.NDArray[np.int64]
-
-_BITS = 62
 
 
 @dataclass(frozen=True)

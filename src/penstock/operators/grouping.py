@@ -1,4 +1,7 @@
-"""Bring the rows of a task into the order of their keys, exactly, also where two keys share a sort key. Executors."""
+"""The rows of a task in the order of their keys, and cut into pieces of whole keys that fit into memory. Executors.
+
+The order is exact, also where two keys share a sort key.
+"""
 
 from __future__ import annotations
 

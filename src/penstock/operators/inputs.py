@@ -1,11 +1,10 @@
-"""The rows that a task of an operator is given: those of its stream, and those of its broadcast side or second input. Executors.
+"""The input of an operator: the checks of its columns, and the rows that a task receives. Driver and executors.
 
-Both travel in one frame, so that one task has both: each row has null in the columns of the other kind. So does a row that only wakes
-the subtask, in a batch in which all are to run.
+Rows of the stream travel in one frame with those of the broadcast side or of the second input, so that one task receives both: each row has
+null in the columns of the other kind. So does a row that only wakes the subtask, in a batch in which all subtasks have to run.
 
-Operators that aggregate all rows together: rows have a key that is the same for all, and that nobody sees. Driver and executors.
-
-Spark reduces the rows of a batch in all its tasks before that key brings them together. So what reaches the one subtask are a few rows.
+An operator without a key has the key column `EVERYTHING`, whose value is the same in all rows. Spark reduces the rows of a batch in all its
+tasks before that key brings them together, so only a few rows reach the one subtask.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ RIGHT = "__penstock_right"
 
 WAKE = "__penstock_wake"
 """True in rows that only wake a subtask, null in all others; not there in a batch that wakes nobody."""
+KeyColumn = tuple[str, object, str]
+"""A key column: its name, its type, and what the type is called."""
+EVERYTHING = "__penstock_everything"
+"""The key column."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,6 @@ def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
     return TaskRows(own, right=other.rename_columns([*right, SORT_KEY]))
 
 
-KeyColumn = tuple[str, object, str]
-"""A key column: its name, its type, and what the type is called."""
-
-
 def check_key_columns(uid: str, keys: Sequence[str], columns: Sequence[str]) -> None:
     """Refuse key columns that are not there."""
     for key in keys:
@@ -162,10 +161,6 @@ def no_timestamp(uid: str, column: str, shown: str) -> ConfigError:
         column=column,
         type=shown,
     )
-
-
-EVERYTHING = "__penstock_everything"
-"""The key column."""
 
 
 def shown_keys(keys: Sequence[str]) -> tuple[str, ...]:

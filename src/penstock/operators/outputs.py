@@ -1,7 +1,7 @@
-"""How rows of other outputs travel with the results of the operator that gives them: dead letters, and side outputs. Executors.
+"""The outputs of an operator besides its results: dead letters, late rows, and the side outputs of its class. Driver and executors.
 
-They are rows of the same output, with a tag: what Spark does with the results (keeps an attempt, drops another, reads them twice) it does
-with all of them.
+They are rows of the same Spark output, with a tag. Whatever Spark does with the results (keeps an attempt, drops another, reads them twice)
+it does with all of them.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ _UTC_NAMES = frozenset({"UTC", "Etc/UTC", "Z", "+00:00"})
 _DAYS = (int(np.datetime64(date.min).astype(np.int64)), int(np.datetime64(date.max).astype(np.int64)))
 MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The first and the last day and moment that Python's calendar knows, from 1970."""
+UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
 
 
 def as_moments(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
@@ -158,9 +159,6 @@ def _null_positions(column: pa.Array | pa.ChunkedArray) -> list[int]:
     flags = nulls.to_numpy() if isinstance(nulls, pa.ChunkedArray) else nulls.to_numpy(zero_copy_only=False)
     positions: list[int] = np.flatnonzero(flags).tolist()
     return positions
-
-
-UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
 
 
 class Unreadable:

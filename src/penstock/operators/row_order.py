@@ -1,6 +1,4 @@
-"""The order of rows, as a user writes it, and as numbers that put columns in it as Spark would. Driver and executors.
-
-Compare values of any type that Spark can order, two columns at once: numbers, texts, structs, arrays. Executors.
+"""The order of rows, as a user writes it, and the comparison of values as Spark does it. Driver and executors.
 
 Null comes first and NaN last, -0.0 is 0.0, and texts and bytes are compared byte by byte. A struct is compared field by field, an array
 element by element; of two arrays of which one begins with all of the other, the longer one is larger.
@@ -23,6 +21,9 @@ from penstock.state.order_numbers import is_own_order, order_numbers
 Numbers = npt.NDArray[np.int64]
 OrderBy = str | tuple[str, ...] | list[str]
 """What a user may write for an order."""
+_ORDER = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`]+))(?:\s+(asc|desc))?\s*", re.IGNORECASE)
+Signs = npt.NDArray[np.int8]
+"""-1 where the left value is smaller, 1 where it is larger, 0 where both are equal."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,6 @@ class Order:
 
     def __str__(self) -> str:
         return f"{self.column} desc" if self.descending else self.column
-
-
-_ORDER = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`]+))(?:\s+(asc|desc))?\s*", re.IGNORECASE)
 
 
 def parse_order(given: object, argument: str = "order_by") -> Order:
@@ -104,10 +102,6 @@ def comes_before(keys: Sequence[Numbers], left: Numbers, right: Numbers) -> npt.
         before |= open_ & (numbers[left] < numbers[right])
         open_ &= numbers[left] == numbers[right]
     return before
-
-
-Signs = npt.NDArray[np.int8]
-"""-1 where the left value is smaller, 1 where it is larger, 0 where both are equal."""
 
 
 def compare(left: pa.Array, right: pa.Array) -> Signs:

@@ -1,4 +1,4 @@
-"""What time it is for the calls of a task, when what they touch was touched, and which timers are due in it. Executors."""
+"""Time in a task: which timers of the subtask are due, set and deleted, and when the state of a key was touched. Executors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ Flags = npt.NDArray[np.bool_]
 _TIMER_AT, _TIMER_BY = "__penstock_timer_at", "__penstock_timer_by"
 """Beside the columns of rows, while keys with rows and keys with timers are brought into one order; null in rows."""
 _NOTHING = pa.schema([])
+Stamps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,6 @@ def _apart(both: Grouped) -> tuple[Grouped, DueTimers]:
     timers = both.table.select([_TIMER_AT, _TIMER_BY]).filter(pa.array(is_timer))
     due = DueTimers(timers_before, timers.column(_TIMER_BY).to_numpy(), timers.column(_TIMER_AT).to_numpy())
     return Grouped(both.keys, both.starts - timers_before, rows), due
-
-
-Stamps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

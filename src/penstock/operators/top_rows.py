@@ -1,13 +1,12 @@
-"""The first rows of each key in an order, in the plain case, in which every row counts. Executors.
+"""The first rows of each key in an order, for `top`. Executors.
 
-Only the first `n` rows of a key are kept: no other can come back. Of rows that are equal in the order the one that came first stays,
-which its place says, a number that only grows.
+In the plain case every row counts, and only the first `n` rows of a key are kept: no other can come back. Of rows that are equal in the
+order the one that came first stays; its place says so, a number that only grows.
 
-The first rows of each key in an order, where each value of some columns counts once, with its newest row. Executors.
-
-All rows that count are kept, and the first ones beside, so that a batch touches only what it changes. The rows of a batch and the first
-ones so far are all that can be first now, unless one of these fell: any other came behind the last of the first ones, so that none
-has moved up as long as `n` rows come before that place. Only where fewer do, the key is read as a whole.
+With `of`, each value of some columns counts once, with its newest row. All rows that count are kept, and the first ones in a table of
+their own, so that a batch touches only what it changes. The rows of a batch and the first ones so far are all that can be first now, unless
+one of the first ones fell: every other row came after the last of the first ones, so none has moved up as long as `n` rows come before that
+place. Only where fewer do is the key read as a whole.
 """
 
 from __future__ import annotations
@@ -41,6 +40,10 @@ if TYPE_CHECKING:
 NEW_BYTES = 256 << 20
 """So many bytes of a key's new rows are looked at at once."""
 PLACE = pa.field("__penstock_place", pa.int64())
+ROWS_AT_ONCE = 1 << 14
+"""So many rows are compared with those that are stored at once: these may be much larger."""
+WHOLE_BYTES = 256 << 20
+"""So many bytes of a key that is read as a whole are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,6 @@ def one_chunk(table: pa.Table) -> list[pa.Array]:
         pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         for column in table.columns
     ]
-
-
-ROWS_AT_ONCE = 1 << 14
-"""So many rows are compared with those that are stored at once: these may be much larger."""
-WHOLE_BYTES = 256 << 20
-"""So many bytes of a key that is read as a whole are looked at at once."""
 
 
 def update_top_of_values(spec: TopSpec, every: PieceRows, first: PieceRows, new: NewRows) -> Iterator[Ranked]:

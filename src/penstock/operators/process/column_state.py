@@ -1,4 +1,4 @@
-"""The state of many keys as columns, as user code sees it, and what of it has to be written. Executors."""
+"""State and timers of many keys as columns: what `process_batch` and `on_timers` read and set, and what is written. Executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.state.batch_tables import BatchTable
 from penstock.operators.state.declarations import ColumnState
 from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
@@ -25,6 +25,8 @@ from penstock.wording import counted
 
 MOST_ROUNDS = 10_000
 """So often `on_timers` may be called in one batch for what does not bring time on: more look like a circle without an end."""
+Flags = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,6 @@ def _last_of_each(done: list[_Done]) -> _Done:
         differs[:-1] |= column[1:] != column[:-1]
     differs[-1:] = True
     return both.only(differs)
-
-
-Flags = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 
 class BatchState:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,12 +15,16 @@ from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedCode, KeyedProcess
 from penstock.operators.process.unkeyed import Process
-from penstock.operators.process.user_code import OpensAndCloses, overrides, refuse_results, takes_broadcast
+from penstock.operators.process.user_code import (
+    check_call,
+    check_open_and_close,
+    refuse_results,
+    takes_broadcast,
+)
 from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.declarations import keyed_states, lives_by_event_time, subtask_states
 from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
 from penstock.operators.state.timers import takes_timers
-from penstock.places import AT, place_of_function
 from penstock.state.declared import schema_ddl
 from penstock.state.types import arrow_schema
 
@@ -34,6 +37,8 @@ _UNKEYED = ("rows", "ctx")
 _BATCH = ("keys", "batch", "state")
 _TIMER = ("key", "timer", "ctx")
 _TIMERS = ("keys", "timers", "state")
+OwnCode = KeyedCode | BatchProcess | Process
+"""An object of a class that the user wrote."""
 
 
 def check_parameters(operator: KeyedCode | BatchProcess | Process, uid: str) -> None:
@@ -52,39 +57,6 @@ def check_parameters(operator: KeyedCode | BatchProcess | Process, uid: str) -> 
     check_open_and_close(operator, uid)
     if takes_broadcast(operator):
         check_call(operator, operator.process_broadcast, _UNKEYED, uid)
-
-
-def check_open_and_close(operator: OpensAndCloses, uid: str) -> None:
-    """The same of the methods that any kind of own code may have."""
-    if overrides(operator, "open"):
-        check_call(operator, operator.open, ("ctx",), uid)
-    if overrides(operator, "close"):
-        check_call(operator, operator.close, (), uid)
-
-
-def check_call(operator: object, function: Callable[..., object], given: tuple[str, ...], uid: str) -> None:
-    """Refuse one function that cannot be called with these arguments."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # not written in Python: nothing is known of it
-        return
-    try:
-        signature.bind(*given)
-    except TypeError as error:
-        name, has = function.__name__, ", ".join(map(str, signature.parameters.values()))
-        refusal = ConfigError(
-            f"operator {uid!r}: {type(operator).__name__}.{name}({', '.join(filter(None, ('self', has)))}) cannot be called with "
-            f"{', '.join(given)}: {error}; write def {name}(self, {', '.join(given)})",
-            uid=uid,
-        )
-        place = place_of_function(function)
-        if place is not None:
-            refusal.add_note(f"{AT}{place}")
-        raise refusal from None
-
-
-OwnCode = KeyedCode | BatchProcess | Process
-"""An object of a class that the user wrote."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,22 +18,23 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Rejected, RejectedRows, Tolerates, reason_of, take_over
-from penstock.operators.grouping import Piece
-from penstock.operators.outputs import SideRows
-from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedCode, check_state, unfit_state, write_back
-from penstock.operators.process.run_keyed import (
+from penstock.operators.calls import (
     LIMITS,
     ON_TIMER,
     OUTPUT_ROWS,
     PROCESS,
-    bound,
     emitted,
     not_iterable,
     rare_collections,
     to_table,
     yielded,
 )
+from penstock.operators.grouping import Piece
+from penstock.operators.outputs import SideRows
+from penstock.operators.process.co import row_table
+from penstock.operators.process.keyed import Cells, KeyedCode, check_state, unfit_state, write_back
+from penstock.operators.process.run_keyed import bound
+from penstock.operators.process.user_code import Context
 from penstock.operators.python_values import Unreadable, readable
 from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.state.cells import copy_emitted

@@ -12,10 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.bad_records import BadRecords, EndsTheRun, RejectedRows, take_over
-from penstock.operators.grouping import PieceLimits
-from penstock.operators.outputs import SideRows
-from penstock.operators.process.keyed import Context, Output
-from penstock.operators.process.run_keyed import (
+from penstock.operators.calls import (
     LIMITS,
     OUTPUT_ROWS,
     encode_sides,
@@ -24,7 +21,10 @@ from penstock.operators.process.run_keyed import (
     to_table,
     yielded,
 )
-from penstock.operators.process.user_code import OpensAndCloses, TakesBroadcast, check_no_results
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.outputs import SideRows
+from penstock.operators.process.keyed import Output
+from penstock.operators.process.user_code import Context, OpensAndCloses, TakesBroadcast, check_no_results
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.cells import copy_emitted
 from penstock.operators.state.declarations import OperatorType, refuse_state_assignment

@@ -20,6 +20,10 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+Positions = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+KEY_INDEX = "key_index"
+"""As user code calls it."""
 
 
 class BatchColumns:
@@ -60,14 +64,6 @@ class BatchColumns:
         polars = optional_package("polars", needed_by="to_polars()", extra="polars")
         frame: Any = polars.from_arrow(self._table)
         return frame  # type: ignore[no-any-return]
-
-
-Positions = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-
-KEY_INDEX = "key_index"
-"""As user code calls it."""
 
 
 class BatchTable(ABC):

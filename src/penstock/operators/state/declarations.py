@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 
 Kind = TypeVar("Kind", bound=ColumnCell)
+TIMERS = "timers"
+"""What the timers of an operator are called among its states."""
 
 
 class DeclaredState(ABC):
@@ -252,10 +254,6 @@ def state_layout(operator: object, key: pa.Schema) -> StateLayout:
                 column=lifetime.stamp,
             )
     return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes, DECLARED_STATES)
-
-
-TIMERS = "timers"
-"""What the timers of an operator are called among its states."""
 
 
 class DeclaredStates(Parts):

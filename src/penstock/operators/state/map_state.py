@@ -1,4 +1,4 @@
-"""`MapState`: many entries for a key, each a row of its own. Driver (declared)."""
+"""`MapState`: many entries for a key, each a row of its own. Driver (declared) and executors (run)."""
 
 from __future__ import annotations
 

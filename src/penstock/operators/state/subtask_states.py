@@ -24,7 +24,7 @@ from penstock.state.subtask_rows import SUBTASK, subtask_key
 from penstock.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.operators.process.keyed import Context
+    from penstock.operators.process.user_code import Context
     from penstock.state.declared import Type
 
 ALL_ROWS = 1 << 40

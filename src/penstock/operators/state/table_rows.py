@@ -25,6 +25,16 @@ from penstock.state.order_numbers import order_numbers
 
 FEW_ROWS = 1024
 """Keys with so many rows are read together; others one by one, in parts."""
+KEY_INDEX = "__penstock_key_index"
+"""In what is read: the position of the row's key in the piece."""
+KEYS_AT_ONCE = 2048
+"""So many keys are read together."""
+PORTION_BYTES = 64 << 20
+"""So many bytes of stored rows are dealt with at once, unless they are of one key."""
+_MANY_LAYERS = 8
+_EVERYTHING = Ownership(0, 1)
+_GONE = pa.field("__penstock_gone", pa.bool_())
+Positions = npt.NDArray[np.int64]
 
 
 def stored_rows(
@@ -52,19 +62,6 @@ def stored_rows(
             for part in table.one_key(keys.slice(int(at[large]), int(at[large]) + 1)).scan():
                 yield np.full(part.num_rows, at[large], dtype=np.int64), part
         yield key_index[done:], found.rows.slice(done)
-
-
-KEY_INDEX = "__penstock_key_index"
-"""In what is read: the position of the row's key in the piece."""
-KEYS_AT_ONCE = 2048
-"""So many keys are read together."""
-PORTION_BYTES = 64 << 20
-"""So many bytes of stored rows are dealt with at once, unless they are of one key."""
-_MANY_LAYERS = 8
-_EVERYTHING = Ownership(0, 1)
-_GONE = pa.field("__penstock_gone", pa.bool_())
-
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`TimeToLive`: how long a state is kept after it was last touched. Driver (declared) and executors."""
+"""`TimeToLive`: how long a state is kept, and the stamps that say when it was last touched. Driver (declared) and executors."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ WRITE, READ = "write", "read"
 _MEASURES = {CLOCK: Measure.CLOCK, EVENT_TIME: Measure.WATERMARK}
 LONGEST_S = 1000 * 365 * 24 * 3600
 """Far from where numbers of microseconds end."""
+Flags = npt.NDArray[np.bool_]
+Stamps = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,6 @@ def _as_timedelta(number: float) -> timedelta:
         return timedelta(seconds=number)
     except (OverflowError, ValueError) as error:
         raise ConfigError(f"ttl={number!r} is no duration in seconds: {error}", value=number) from error
-
-
-Flags = npt.NDArray[np.bool_]
-Stamps = npt.NDArray[np.int64]
-Positions = npt.NDArray[np.int64]
 
 
 class TouchTimes:

@@ -13,21 +13,20 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.event_time import OperatorClock
-from penstock.operators.failed_call import blamed_on
-from penstock.operators.grouping import Grouped, PieceLimits, pieces
-from penstock.operators.inputs import TaskRows
-from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.process.keyed import Context
-from penstock.operators.process.run_keyed import (
+from penstock.operators.calls import (
     OUTPUT_ROWS,
+    blamed_on,
     not_iterable,
     python_keys,
     rare_collections,
     to_table,
     yielded,
 )
-from penstock.operators.process.user_code import OpenedCode
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import Grouped, PieceLimits, pieces
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.process.user_code import Context, OpenedCode
 from penstock.operators.python_values import as_moments, python_values
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.cells import copy_emitted

@@ -20,7 +20,7 @@ from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Piece, PieceLimits, group_rows, null_keys, pieces_with_state
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
-from penstock.operators.process.keyed import Context, Output
-from penstock.operators.process.user_code import OpensAndCloses
+from penstock.operators.process.keyed import Output
+from penstock.operators.process.user_code import Context, OpensAndCloses
 from penstock.operators.rows import Rows
 from penstock.state.lifetimes import in_microseconds
 from penstock.wording import exactly, in_so_many_us

@@ -14,7 +14,7 @@ from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import shown_keys
 from penstock.operators.outputs import declared_sides
-from penstock.operators.process.operator import check_call, check_open_and_close
+from penstock.operators.process.user_code import check_call, check_open_and_close
 from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.declarations import declared_state
 from penstock.operators.window.calls import WindowCode

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.event_time import OperatorClock, Ranges, TimeColumn, Timed, in_range
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, order_keys
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView

@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.operators.columns import rows_at, widened
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import equal_rows
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, order_keys
 from penstock.operators.views import StoredTable, TableView
 from penstock.operators.window.base import (

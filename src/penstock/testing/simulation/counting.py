@@ -18,7 +18,8 @@ from penstock.config import Mode
 from penstock.graph import TimeSettings
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import SideOutput
-from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
 from penstock.operators.state.declarations import ValueState, state_layout
 from penstock.operators.state.folded_state import AggregateFunction, AggregatingState, ReducingState
