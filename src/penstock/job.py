@@ -106,7 +106,7 @@ class Job:
         """
         if not getattr(frame, "isStreaming", False):
             raise ConfigError(f"source {uid!r} is not a streaming DataFrame: use spark.readStream", uid=uid)
-        from penstock.spark.source_times import checked_time
+        from penstock.spark.event_times import checked_time
 
         checked = self.graph.new_uid("source", uid)
         with self.graph.saying_where(uid):

@@ -10,7 +10,7 @@ import pyarrow as pa
 from builders.operator_cluster import BuiltIn
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.join import interval
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.user_code import Context
 from penstock.state.backends.base import OpenState, StateLayout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from builders.seen_jobs import (
+from builders.job_views import (
     HOSTILE,
 )
 from penstock.dashboard.page_frame import PageFrame

@@ -1,4 +1,4 @@
-"""What SQL servers know of the newest commit of a job; for the other sinks `tests/unit/test_old_copy.py` has it."""
+"""What SQL servers know of the newest commit of a job; for the other sinks `tests/unit/test_outdated_storage.py` has it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import penstock.dashboard
-from builders.seen_jobs import held
+from builders.job_views import held
 from penstock.dashboard import pages
 from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.render import slug

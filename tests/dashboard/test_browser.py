@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from page_server import LARGE, PageServer, later
 
-from builders.seen_jobs import JOBS, NOW, died, healthy, live
+from builders.job_views import JOBS, NOW, died, healthy, live
 from penstock.requests.request_client import Outcome
 from services.pictures import take_pictures
 from services.watched_page import Watched, every_page_holds, page_holds, watched

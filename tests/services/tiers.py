@@ -119,7 +119,7 @@ LATER = (
         Tier.ALL,
         "requests and signals in other moments: of a dead driver, of one whose Java dies, while Spark starts",
         (
-            "tests/spark/test_asked_jobs.py::test_the_next_run_goes_on_with_what_a_dead_one_was_asked_for",
+            "tests/spark/test_requests_to_jobs.py::test_the_next_run_goes_on_with_what_a_dead_one_was_asked_for",
             "tests/spark/test_json_log.py::test_the_death_of_the_jvm_is_told_in_json",
             "tests/spark/test_signals.py::test_a_signal_while_spark_starts[15]",
         ),

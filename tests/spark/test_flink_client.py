@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 from ledger import Ledger
 from prometheus_client.parser import text_string_to_metric_families
-from test_asked_jobs import batches, manifest, program, until
+from test_requests_to_jobs import batches, manifest, program, until
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids

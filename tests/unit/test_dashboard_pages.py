@@ -14,8 +14,7 @@ import pytest
 from jinja2 import UndefinedError
 
 import penstock.dashboard
-from builders.parsed_pages import FRAME, Parsed
-from builders.seen_jobs import (
+from builders.job_views import (
     HOSTILE,
     JOBS,
     LONG,
@@ -30,6 +29,7 @@ from builders.seen_jobs import (
     nothing_at_all,
     restarting,
 )
+from builders.parsed_pages import FRAME, Parsed
 from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import json_models, pages
 from penstock.dashboard.page_frame import PageFrame

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.seen_jobs import (
+from builders.job_views import (
     HOSTILE,
     JOBS,
     NOW,

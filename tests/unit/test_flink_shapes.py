@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from builders.job_views import NOW, PLAN, bare_view, rich_view
+from builders.job_views import NOW, RICH_PLAN, bare_view, rich_view
 from penstock.dashboard.flink import checkpoints, jobs, vertices
 from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics, listed
 from penstock.dashboard.flink.words import JOB_STATES, job_state, nodes, vertex_id
@@ -98,7 +98,7 @@ def test_the_graph() -> None:
     """Vertices are those of the plan, connected as it says, and a text with angle brackets cannot become a tag."""
     view = rich_view()
     plan = jobs.plan(view)
-    ids = {node.uid: vertex_id(view, node.uid) for node in PLAN.nodes}
+    ids = {node.uid: vertex_id(view, node.uid) for node in RICH_PLAN.nodes}
     assert [node["id"] for node in plan["nodes"]] == list(ids.values())
     assert [[one["id"] for one in node["inputs"]] for node in plan["nodes"]] == [
         [],
@@ -139,7 +139,7 @@ def test_checkpoints() -> None:
     details = checkpoints.checkpoint_details(view, 40)
     assert details is not None
     assert set(details["tasks"]) == {
-        vertex_id(view, node.uid) for node in PLAN.nodes
+        vertex_id(view, node.uid) for node in RICH_PLAN.nodes
     }  # Flink's pages look for each
     assert details["tasks"][vertex]["num_acknowledged_subtasks"] == 2
     subtasks = checkpoints.subtask_details(view, 40, vertex)
@@ -191,7 +191,7 @@ def test_metrics() -> None:
 def test_vertices() -> None:
     """A subtask is on the host and has the rows that it said in the newest checkpoint."""
     view = rich_view()
-    node = PLAN.nodes[1]
+    node = RICH_PLAN.nodes[1]
     found = vertices.vertex_detail(view, node)
     assert [(one["host"], one["metrics"]["read-records"]) for one in found["subtasks"]] == [
         ("worker-1", 250),
@@ -199,5 +199,5 @@ def test_vertices() -> None:
     ]
     assert found["aggregated"]["metrics"]["read-records"]["sum"] == 500
     assert vertices.watermarks(view, node)[0]["value"] == str(round((NOW - 70) * 1000))
-    assert vertices.watermarks(view, PLAN.nodes[2]) == []
-    assert vertices.vertex_metrics(view, PLAN.nodes[0])["0.pendingRecords"] == 1000
+    assert vertices.watermarks(view, RICH_PLAN.nodes[2]) == []
+    assert vertices.vertex_metrics(view, RICH_PLAN.nodes[0])["0.pendingRecords"] == 1000

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_tex
 from starlette.applications import Starlette
 
 from builders.asgi_client import AsgiClient
-from builders.job_views import LIVE, NOW, bare_view, rich_view
+from builders.job_views import NOW, RICH_LIVE, bare_view, rich_view
 from penstock.dashboard.flink.job_metrics import DESCRIBED
 from penstock.dashboard.metric_families import FAMILIES
 from penstock.dashboard.metrics import exposition, metrics_route
@@ -133,7 +133,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_hostile_names() -> None:
     """Whatever a job or an operator is called, it stays inside of its label, and two that look alike stay two."""
-    live = msgspec.structs.replace(LIVE, sinks={HOSTILE: SinkLive(rows=1), "é\u2028": SinkLive(rows=2)})
+    live = msgspec.structs.replace(RICH_LIVE, sinks={HOSTILE: SinkLive(rows=1), "é\u2028": SinkLive(rows=2)})
     view = msgspec.structs.replace(rich_view(), name=HOSTILE, live=live)
     found = series([view, msgspec.structs.replace(view, id="0" * 32)])
     assert not [name for name, _ in found if name == "fake_metric"]
@@ -148,7 +148,7 @@ def test_hostile_names() -> None:
 def test_a_record_that_somebody_else_wrote() -> None:
     """A number that is none, and a name that is an operator's and a sink's, cost only their own series."""
     live = msgspec.structs.replace(
-        LIVE, operators={"out": OperatorLive(rows=10**400)}, sinks={"out": SinkLive(rows=7)}
+        RICH_LIVE, operators={"out": OperatorLive(rows=10**400)}, sinks={"out": SinkLive(rows=7)}
     )
     found = series([msgspec.structs.replace(rich_view(), live=live)])
     assert not [name for name, _ in found if name == "penstock_operator_rows_total"]

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import penstock as ps
-from builders.job_views import EVENTS, NOW, completed
+from builders.job_views import NOW, RICH_EVENTS, two_subtasks
 from penstock.errors import ConfigError
 from penstock.status.events import CheckpointCommitted, Event, FirstBatch, JobEnded, RunFailed, RunStarted
 from penstock.status.listeners import Listeners
@@ -66,7 +66,7 @@ def failed(run: int, at: float, *, restarts: bool = True) -> RunFailed:
 def test_a_checkpoint() -> None:
     """A checkpoint is a span from its trigger to its commit, with a child for each part; together they fill it."""
     found = spans(
-        completed(7, 1, NOW),
+        two_subtasks(7, NOW, 1),
         CheckpointCommitted(at=NOW + 0.25, run=1, checkpoint=7, commit_ms=250.0),
         job="views",
     )
@@ -89,21 +89,21 @@ def test_a_checkpoint() -> None:
 
 def test_a_checkpoint_that_is_never_committed() -> None:
     """It is told when the job ends or fails, without the part that did not come; however many there are, memory is bounded."""
-    (root,) = roots(spans(completed(7, 1, NOW)))
+    (root,) = roots(spans(two_subtasks(7, NOW, 1)))
     assert attributes(root)["penstock.committed"] is False
     assert (
-        len(roots(spans(*(completed(number, 1, NOW + number) for number in range(MOST_OPEN + 20)))))
+        len(roots(spans(*(two_subtasks(number, NOW + number, 1) for number in range(MOST_OPEN + 20)))))
         == MOST_OPEN + 20
     )
     listener = OpenTelemetry()
     for number in range(MOST_OPEN + 20):
-        listener.on_event(completed(number, 1, NOW))
+        listener.on_event(two_subtasks(number, NOW, 1))
     assert len(listener._completed) == MOST_OPEN
 
 
 def test_the_story_of_a_job() -> None:
     """Of a job that failed once: both checkpoints, the one that was given up with its reason as an error, and the recovery with its parts."""
-    found = spans(*EVENTS)
+    found = spans(*RICH_EVENTS)
     assert [one.name for one in roots(found)] == [
         "penstock.checkpoint",
         "penstock.checkpoint",
@@ -170,7 +170,7 @@ def test_a_first_start_is_no_recovery() -> None:
 def test_spans_of_a_job_are_not_inside_of_others() -> None:
     """What the program happens to do while a job runs is not the parent of its checkpoints."""
     with TracerProvider().get_tracer("mine").start_as_current_span("mine"):
-        assert roots(spans(completed(7, 1, NOW)))
+        assert roots(spans(two_subtasks(7, NOW, 1)))
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

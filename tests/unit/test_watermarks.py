@@ -13,7 +13,7 @@ from penstock.checkpoint.completed import SourceTime, TimeReached
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
 from penstock.operators.event_time import OperatorClock, TimeColumn
-from penstock.run.source_partitions import (
+from penstock.run.reading import (
     ALL_ROWS,
     moved,
     named_partitions,

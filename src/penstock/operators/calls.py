@@ -1,6 +1,6 @@
 """What every loop that calls user code shares: limits, the encoding of what it gives, and whom an error is blamed on. Executors.
 
-The loops themselves are in `process` (key by key, in columns, without a key) and in `window/calls.py`.
+The loops themselves are in `process` (key by key, in columns, without a key) and in `window/own_code.py`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.state.timers import watermark
 from penstock.operators.views import View
-from penstock.operators.window.base import LAST
-from penstock.operators.window.kinds import size_of_tumbling
+from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding
 from penstock.recovery.checkpoint_reader import steady_history

@@ -24,7 +24,7 @@ from penstock.operators.base import Operator
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import (
     BROADCAST,
-    RIGHT,
+    FROM_RIGHT,
     KeyColumn,
     RightInput,
     check_key_columns,
@@ -164,9 +164,9 @@ def _in_order(rows: pa.Table, order_by: Sequence[Order]) -> pa.Table:
 
 
 def _beside(left: pa.Table, right: pa.Table) -> pa.Table:
-    names = travelling_names(RIGHT, right.column_names[:-1])
+    names = travelling_names(FROM_RIGHT, right.column_names[:-1])
     marked = right.rename_columns([*names, SORT_KEY])
-    marked = marked.append_column(RIGHT, pa.array([True] * right.num_rows, pa.bool_()))
+    marked = marked.append_column(FROM_RIGHT, pa.array([True] * right.num_rows, pa.bool_()))
     return pa.concat_tables([left, marked], promote_options="default")
 
 

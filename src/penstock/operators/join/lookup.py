@@ -18,9 +18,8 @@ from penstock.operators.base import Node, Operator, SecondInput, Spec, Task, Tas
 from penstock.operators.columns import as_batch, rows_at, widened
 from penstock.operators.grouping import Piece, PieceLimits, pieces_with_state
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.join.inputs import ROW, InputColumns, both, grouped_inputs, parted_by_key
-from penstock.operators.join.operator import On, key_pairs
-from penstock.operators.join.spec import How
+from penstock.operators.join.input_rows import ROW, InputColumns, both, grouped_inputs, parted_by_key
+from penstock.operators.join.spec import How, On, key_pairs
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.state.ttl import TTL, TimeToLive, TouchTimes, time_to_live

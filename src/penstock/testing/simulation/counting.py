@@ -27,7 +27,7 @@ from penstock.operators.state.list_state import ListState
 from penstock.operators.state.map_state import MapState
 from penstock.operators.state.raw_state import RawState
 from penstock.operators.state.timers import CLOCK, EVENT_TIME, KINDS, Timer
-from penstock.run.source_partitions import partition_name
+from penstock.run.reading import partition_name
 from penstock.run.watermarks import Newest
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY

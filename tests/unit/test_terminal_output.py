@@ -335,7 +335,7 @@ def test_in_the_background_there_is_no_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 STORY = """
 import fcntl, os, signal, sys, termios
-import test_signs_of_life as tests
+import test_terminal_output as tests
 
 os.setsid()
 fcntl.ioctl(2, termios.TIOCSCTTY, 0)

@@ -99,7 +99,7 @@ def _what_spark_repeated_is_told(view: JobView) -> None:
     """Of the first task, whose repetition succeeded."""
     told = [event for event in view.events if isinstance(event, TasksRepeated)]
     assert [(one.operator, one.attempts) for one in told] == [("counts", 2)]
-    assert re.fullmatch(r"ValueError: stumbled once \(test_seen_jobs.py:\d+\)", told[0].why)
+    assert re.fullmatch(r"ValueError: stumbled once \(test_job_status.py:\d+\)", told[0].why)
 
 
 def test_a_job_from_its_start_over_a_failure_to_its_end(spark: SparkSession, ledger: Ledger) -> None:

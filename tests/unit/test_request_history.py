@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import pytest
 
+from builders.job_views import NOW, RUNS, healthy
 from builders.parsed_pages import FRAME, Parsed
-from builders.seen_jobs import NOW, RUNS, healthy
 from penstock.dashboard import pages
 from penstock.errors import ConfigError
 from penstock.requests.local_requests import LocalRequests
