@@ -258,6 +258,8 @@ class Job:
 def _ui_options(ui: str | int | bool | Ui | None, token: str | None, *, read_only: bool) -> UiOptions | None:
     """None where no pages are wanted. A token may be in the environment: it is not to be seen among the arguments of a program."""
     if ui is None or ui is False:
+        if token is not None or read_only:
+            raise ConfigError("ui_token and ui_read_only need ui=: without it the job serves no pages")
         return None
     if isinstance(ui, Ui):
         if token is not None or read_only:

@@ -31,8 +31,7 @@ from penstock.operators.state.declarations import state_layout
 from penstock.operators.state.timers import takes_timers
 from penstock.operators.task_time import TaskTime, Timers
 from penstock.recovery.state_migration import StateMigration
-from penstock.recovery.state_plan import redistribute
-from penstock.recovery.ttl_changes import TtlChanges
+from penstock.recovery.state_plan import TtlChanges, redistribute
 from penstock.run.task_failures import tolerates
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace

@@ -40,7 +40,7 @@ from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
 from penstock.recovery import cleanup, history, progress_log, restore, restore_plan, started_batches
-from penstock.recovery.checkpoint_reader import retained_checkpoint
+from penstock.recovery.history import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import BarrierOverride
 from penstock.run import acknowledgements, reading, run, sink_writer

@@ -31,7 +31,7 @@ from penstock.dashboard.responses import json_answer, page_answer
 from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
 from penstock.errors import InternalError, UnavailableError, error_named
-from penstock.recovery.checkpoint_reader import read_held
+from penstock.recovery.history import read_held
 from penstock.status.job_watcher import BoundedReading
 from penstock.status.stored_state import (
     FoundRows,
