@@ -14,8 +14,8 @@ from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.user_code import Context
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
-from penstock.state.types import arrow_schema
 
 LEFT = arrow_schema("l long, key string, l_at timestamp")
 

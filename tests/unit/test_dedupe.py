@@ -22,7 +22,7 @@ from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, judg
 from penstock.operators.process.user_code import Context
 from penstock.operators.state import table_rows as stored_module
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

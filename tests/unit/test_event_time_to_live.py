@@ -29,8 +29,8 @@ from penstock.operators.process.co import TIME, in_one_table
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.timers import microseconds, moment
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

@@ -19,7 +19,7 @@ from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.ttl import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

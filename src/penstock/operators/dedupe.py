@@ -25,8 +25,7 @@ from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
-from penstock.state.backends.equality import Flags
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure, stamp_name
 from penstock.state.sizes import PART_BYTES, in_batches
 from penstock.wording import exactly

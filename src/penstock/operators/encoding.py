@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError
 from penstock.operators.python_values import has_map, python_values
 from penstock.operators.state.cells import Cell
+from penstock.state.ddl import spark_type
 from penstock.state.sizes import cut
-from penstock.state.types import spark_type
 
 STEP = 64
 CHUNK_BYTES = 1 << 30

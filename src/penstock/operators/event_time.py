@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.operators.columns import as_batch
-from penstock.state.backends.equality import Flags
+from penstock.state.keys import Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.state.sizes import PART_BYTES, in_batches
 from penstock.wording import counted

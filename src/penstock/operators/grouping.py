@@ -16,9 +16,8 @@ from penstock.errors import BadRecordError, InternalError
 from penstock.operators.columns import narrowed, widened
 from penstock.operators.rows import Rows, RowTable
 from penstock.state.backends.base import OpenState
-from penstock.state.backends.equality import Flags, rows_equal
-from penstock.state.backends.lookup import no_columns
-from penstock.state.keys import SORT_KEY, KeyBatch, SortKeys, key_groups, owners
+from penstock.state.backends.sorted_lookup import no_columns
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch, SortKeys, key_groups, owners, rows_equal
 from penstock.state.sizes import Bytes, table_row_bytes
 from penstock.wording import counted
 

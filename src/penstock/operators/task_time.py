@@ -14,7 +14,7 @@ from penstock.operators.grouping import Grouped, Piece, PieceLimits, group_rows,
 from penstock.operators.state.timers import AT, CLOCK, EVENT_TIME, KINDS, timer_table
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenState, OpenTable, TableLayout
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, concat_batches, sorting_positions
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch

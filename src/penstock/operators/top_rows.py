@@ -29,8 +29,8 @@ from penstock.operators.state.table_rows import (
     how_many_before,
     last_of_each,
 )
-from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.handle import GENERATION_SHIFT
+from penstock.state.keys import Flags, rows_equal
 from penstock.state.sizes import in_batches
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from penstock.operators.grouping import Grouped, Piece
 from penstock.operators.state.table_rows import KEY_INDEX, PieceRows, RowIds
 from penstock.operators.state.ttl import TimeToLive, TouchTimes
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.equality import Flags
+from penstock.state.keys import Flags
 from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
 from penstock.wording import counted

@@ -18,8 +18,7 @@ from penstock.operators.state.declarations import ColumnState
 from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
 from penstock.operators.state.ttl import ColumnStamps
 from penstock.operators.task_time import DueTimers, Timers
-from penstock.state.backends.equality import rows_equal
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import KeyBatch, rows_equal
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted
 

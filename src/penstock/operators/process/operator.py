@@ -25,11 +25,10 @@ from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.declarations import keyed_states, lives_by_event_time, subtask_states
 from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
 from penstock.operators.state.timers import takes_timers
-from penstock.state.declared import schema_ddl
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema, schema_ddl
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 
 _KEYED = ("key", "rows", "ctx")

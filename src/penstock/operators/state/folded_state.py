@@ -23,7 +23,7 @@ from penstock.operators.state.declarations import ColumnState, check_takes, name
 from penstock.operators.state.ttl import TTL
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 
 class AggregateFunction(ABC):

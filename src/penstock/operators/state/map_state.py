@@ -19,11 +19,10 @@ from penstock.operators.state.declarations import TableState
 from penstock.operators.state.table_cells import Change, Changes, TableCell
 from penstock.operators.state.ttl import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
-from penstock.state.declared import type_ddl
-from penstock.state.types import arrow_type
+from penstock.state.ddl import arrow_type, type_ddl
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 
 class _Gone:

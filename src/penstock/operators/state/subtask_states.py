@@ -19,13 +19,13 @@ from penstock.operators.state.list_state import ListCell, ListState
 from penstock.operators.state.map_state import MapCell, MapState, map_types
 from penstock.operators.state.table_cells import TableCell
 from penstock.state.backends.base import OnRescale, OpenState, TableLayout
-from penstock.state.declared import type_ddl
+from penstock.state.ddl import type_ddl
 from penstock.state.subtask_rows import SUBTASK, subtask_key
 from penstock.wording import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.operators.process.user_code import Context
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 ALL_ROWS = 1 << 40
 _DEALT = {"split": OnRescale.SPLIT, "whole": OnRescale.WHOLE}

@@ -20,8 +20,7 @@ from penstock.operators.python_values import python_values
 from penstock.operators.state.cells import Cell, deep_copy
 from penstock.operators.state.ttl import TimeToLive, TouchTimes
 from penstock.state.backends.base import OneKey, OpenTable, with_stamps
-from penstock.state.keys import KeyBatch
-from penstock.state.order_numbers import order_number, order_numbers
+from penstock.state.keys import KeyBatch, order_number, order_numbers
 
 FEW_ROWS = 128
 """A key with more rows is not read as a whole."""

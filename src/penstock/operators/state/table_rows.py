@@ -16,12 +16,9 @@ import pyarrow.compute as pc
 
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
-from penstock.state.backends.equality import Flags
-from penstock.state.backends.lookup import lookup, no_columns
-from penstock.state.backends.merge import Ownership, merge_piece, merge_tables
-from penstock.state.backends.sorted_rows import SortedBatch, SortedTable
-from penstock.state.keys import KeyBatch, SortKeys
-from penstock.state.order_numbers import order_numbers
+from penstock.state.backends.sorted_lookup import lookup, no_columns
+from penstock.state.backends.sorted_rows import Ownership, SortedBatch, SortedTable, merge_piece, merge_tables
+from penstock.state.keys import Flags, KeyBatch, SortKeys, order_numbers
 
 FEW_ROWS = 1024
 """Keys with so many rows are read together; others one by one, in parts."""
