@@ -17,7 +17,7 @@ from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.specs import placed_by
-from penstock.operators.timers import watermark
+from penstock.operators.state.timers import watermark
 from penstock.operators.views import View
 from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding

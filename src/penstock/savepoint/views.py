@@ -16,7 +16,7 @@ from penstock.checkpoint.completed import OperatorColumns
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
-from penstock.operators.everything import shown_key
+from penstock.operators.inputs import shown_key
 from penstock.operators.specs import column_name, table_view
 from penstock.operators.views import (
     ROW,
