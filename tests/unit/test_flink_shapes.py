@@ -10,8 +10,15 @@ import pytest
 
 from builders.job_views import NOW, RICH_PLAN, bare_view, rich_view
 from penstock.dashboard.flink import checkpoints, jobs, vertices
-from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics, listed
-from penstock.dashboard.flink.words import JOB_STATES, job_state, nodes, vertex_id
+from penstock.dashboard.flink.words import (
+    DESCRIBED,
+    JOB_STATES,
+    job_metrics,
+    job_state,
+    listed,
+    nodes,
+    vertex_id,
+)
 from penstock.status.view import JobState, JobView
 
 VIEWS = [

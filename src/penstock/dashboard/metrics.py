@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics
-from penstock.dashboard.flink.words import is_over
+from penstock.dashboard.flink.words import DESCRIBED, is_over, job_metrics
 from penstock.dashboard.looking import Looker
 from penstock.dashboard.metric_families import FAMILIES, Family
 from penstock.status.backlog import source_behind

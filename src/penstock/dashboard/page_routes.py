@@ -27,7 +27,7 @@ from penstock.dashboard.access import Access
 from penstock.dashboard.actions import allowed_actions
 from penstock.dashboard.flink.disposal import dispose, opened
 from penstock.dashboard.looking import Seen, StorageLooker
-from penstock.dashboard.page_frame import PageFrame
+from penstock.dashboard.pages.render import PageFrame
 from penstock.dashboard.responses import HTML, JSON, ResponseCache, json_answer, page_answer
 from penstock.dashboard.state_beside import StateReader
 from penstock.errors import ConfigError, PenstockError
@@ -89,7 +89,7 @@ _CHECKPOINT = re.compile(r"(\d{1,18})-r(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,6}")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Render = Callable[..., str]
-"""What is shown, then the frame, into HTML: see `penstock.dashboard.page_frame`."""
+"""What is shown, then the frame, into HTML: see `penstock.dashboard.pages.render`."""
 
 
 class BrowserRoute(Route):

@@ -22,8 +22,7 @@ from starlette.routing import Route
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.flink import actions, checkpoints, jobs, vertices
 from penstock.dashboard.flink.disposal import dispose
-from penstock.dashboard.flink.job_metrics import job_metrics, listed
-from penstock.dashboard.flink.words import Json, Refused, job_state, node_of
+from penstock.dashboard.flink.words import Json, Refused, job_metrics, job_state, listed, node_of
 from penstock.dashboard.looking import Looker
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages import phases
 from penstock.dashboard.pages.action_forms import action_forms, outcome_words
 from penstock.dashboard.pages.drawing import draw
@@ -31,7 +30,7 @@ from penstock.dashboard.pages.phases import (
     split_ms,
     took_ms,
 )
-from penstock.dashboard.pages.render import render
+from penstock.dashboard.pages.render import PageFrame, render
 from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.requests.request_client import Outcome
 from penstock.savepoint.contents import Contents
