@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.dashboard.flink.jobs import io_metrics, node_name, rows_through
-from penstock.dashboard.flink.words import (
+from penstock.dashboard.flink.job_details import io_metrics, node_name, rows_through
+from penstock.dashboard.flink.terms import (
     TASK_STATES,
     Json,
     Value,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from penstock import wording
-from penstock.dashboard.pages import phases
+from penstock.dashboard.pages import timings
 from penstock.lazy_imports import optional_package
 from penstock.status.health import concerns, verdict
 from penstock.status.jobs import job_id
@@ -132,7 +132,7 @@ _FILTERS = {
 }
 _GLOBALS: dict[str, Any] = {
     "counted": wording.counted,
-    "legend": phases.LEGEND,
+    "legend": timings.LEGEND,
     "nothing": wording.NOTHING,
     "counted_behind": "Counted behind Spark's own partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,
