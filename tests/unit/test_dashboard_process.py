@@ -25,10 +25,10 @@ from services.patience import PATIENCE_S, tries
 
 DRIVER = """
 import os, sys, time
-from penstock.dashboard.server_process import start_beside
+from penstock.dashboard.server_process import start_server_process
 from penstock.dashboard.ui_options import UiOptions
 from penstock.storage import LocalStorage
-beside = start_beside(LocalStorage(sys.argv[1]), "views", UiOptions.checked("127.0.0.1:0"))
+beside = start_server_process(LocalStorage(sys.argv[1]), "views", UiOptions.checked("127.0.0.1:0"))
 beside.wait_until_ready(900)
 fork = 0
 if sys.argv[2] == "fork":
