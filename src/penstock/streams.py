@@ -13,7 +13,7 @@ from penstock.operators.base import LEFT, Broadcast, Node, Operator
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.everything import EVERYTHING
 from penstock.operators.join.lookup import Lookup
-from penstock.operators.join.operator import EventTimeOf, Join, On, Within
+from penstock.operators.join.spec import EventTimeOf, Join, On, Within
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders

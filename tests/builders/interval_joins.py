@@ -10,7 +10,7 @@ import pyarrow as pa
 from builders.operator_cluster import BuiltIn
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join import interval
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.keyed import Context
 from penstock.operators.time_column import TimeColumn

@@ -33,8 +33,7 @@ from penstock.operators.stored_timers import Timers
 from penstock.operators.task_time import TaskTime
 from penstock.operators.timers import takes_timers
 from penstock.recovery.state_migration import StateMigration
-from penstock.recovery.state_plan import redistribute
-from penstock.recovery.ttl_changes import TtlChanges
+from penstock.recovery.state_plan import TtlChanges, redistribute
 from penstock.run.task_failures import tolerates
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace

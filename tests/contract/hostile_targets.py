@@ -26,7 +26,7 @@ from sql_targets import MySQLTarget, PostgresTarget
 from penstock import sinks
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords
-from penstock.run.bad_row_search import Sifter, write_checked
+from penstock.run.sink_writer import Sifter, write_checked
 from penstock.sinks import TransactionContext, TwoPhaseCommitSink
 from penstock.testing.sink_contract import through_json
 

@@ -25,8 +25,7 @@ from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.states import DECLARED_STATES, ValueState, state_layout
 from penstock.recovery.state_match import StateMatch, match_state
 from penstock.recovery.state_migration import StateMigration
-from penstock.recovery.state_plan import redistribute
-from penstock.recovery.ttl_changes import TtlChanges
+from penstock.recovery.state_plan import TtlChanges, redistribute
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (

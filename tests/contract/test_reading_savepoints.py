@@ -32,7 +32,7 @@ from penstock.operators.aggregate.columns import (
     state_schema,
     stored_aggregates,
 )
-from penstock.operators.join.inputs import MATCHED, PLACE
+from penstock.operators.join.input_rows import MATCHED, PLACE
 from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim

@@ -28,7 +28,7 @@ from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.recovery.checkpoint_reader import check_committed
+from penstock.recovery.history import check_committed
 from penstock.recovery.started_batches import (
     BarrierOverride,
     StartedBatch,

@@ -40,12 +40,12 @@ from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
 from penstock.recovery import cleanup, history, progress_log, restore, restore_plan, started_batches
-from penstock.recovery.checkpoint_reader import retained_checkpoint
+from penstock.recovery.history import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import BarrierOverride
 from penstock.run import acknowledgements, reading, run, sink_writer
+from penstock.run.acknowledgements import BadRecordCounts
 from penstock.run.reading import Reading
-from penstock.run.row_counts import BadRecordCounts
 from penstock.run.run import Run
 from penstock.run.watermarks import Watermarks
 from penstock.savepoint import load

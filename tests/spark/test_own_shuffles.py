@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.spark.shuffles import ADAPTIVE, PARTITIONS, batch_settings, in_force
+from penstock.spark.compiled import ADAPTIVE, PARTITIONS, batch_settings, in_force
 from penstock.spark.versions import repartitioned
 
 pytestmark = pytest.mark.spark

@@ -23,9 +23,9 @@ from penstock.operators.grouping import null_keys
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.states import ValueState
+from penstock.run.acknowledgements import BadRecordCounts
 from penstock.run.assignment import BadCount
-from penstock.run.bad_row_search import Sifter
-from penstock.run.row_counts import BadRecordCounts
+from penstock.run.sink_writer import Sifter
 from penstock.run.task_failures import tolerates
 from penstock.sinks.two_phase_commit import TransactionContext
 

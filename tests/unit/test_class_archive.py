@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from penstock.spark import class_archive
-from penstock.spark.class_archive import DRIVER_OPTIONS, SWITCH, archive_options, make_if_missing
-from penstock.spark.class_archive_making import KEPT, _forget_others
+from penstock.spark.class_archive import (
+    DRIVER_OPTIONS,
+    KEPT,
+    SWITCH,
+    _forget_others,
+    archive_options,
+    make_if_missing,
+)
 from penstock.spark.java import JavaHome
 from services import quick_spark
 

@@ -10,7 +10,7 @@ from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.ttl_changes import TtlChanges
+from penstock.recovery.state_plan import TtlChanges
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
 from penstock.state.backends.filesystem import choose_merge
 from penstock.state.handle import FileRef, StateHandle

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators.join import lookup
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context

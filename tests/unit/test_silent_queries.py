@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.spark.ticks import Silence
+from penstock.spark.query_progress import Silence
 
 
 class Says:

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import UserCodeError
 from penstock.ids import SubtaskId
 from penstock.operators.timers import CLOCK, EVENT_TIME, timer_table
-from penstock.run.waiting import living_by_event_time, refuse_waiting, woken
+from penstock.run.watermarks import living_by_event_time, refuse_waiting, woken
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle
 from penstock.state.lifetimes import FAR_AWAY_US

@@ -14,7 +14,7 @@ from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_column import TimeColumn
-from penstock.run.source_partitions import (
+from penstock.run.reading import (
     ALL_ROWS,
     moved,
     named_partitions,

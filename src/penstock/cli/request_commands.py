@@ -28,7 +28,7 @@ from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import newest_run
 from penstock.progress_display import Line, show_progress, terminal_line
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.checkpoint_reader import check_committed, read_held
+from penstock.recovery.history import check_committed, read_held
 from penstock.recovery.started_batches import refuse_if_started_beyond
 from penstock.requests.request_client import RequestClient, living_run
 from penstock.requests.request_files import ID_DIGITS, Facts, Kind

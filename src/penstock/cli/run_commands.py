@@ -267,7 +267,7 @@ def run(
         savepoint=savepoint,
         claim=claim,
         ui=True if ui == "auto" else ui,
-        ui_token=token_of(ui_token_file, "--ui-token-file"),
+        ui_token=token_of(ui_token_file, "--ui-token-file") if ui or ui_token_file else None,
         ui_read_only=ui_read_only,
     )
 

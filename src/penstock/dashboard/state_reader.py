@@ -37,7 +37,7 @@ from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.checkpoint_reader import read_held
+from penstock.recovery.history import read_held
 from penstock.status.job_watcher import BoundedReading
 from penstock.status.stored_state import (
     USUAL_LIMITS,

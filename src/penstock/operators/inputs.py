@@ -18,7 +18,7 @@ from penstock.state.keys import SORT_KEY
 BROADCAST = "__penstock_broadcast"
 """A number that puts the rows of the broadcast side in order, the same in every subtask; null in all other rows."""
 
-RIGHT = "__penstock_right"
+FROM_RIGHT = "__penstock_right"
 """True in the rows of the second input, null in all others."""
 
 WAKE = "__penstock_wake"
@@ -35,7 +35,7 @@ class RightInput:
 
 
 def travelling_names(kind: str, columns: Sequence[str]) -> list[str]:
-    """The names under which the columns of a `BROADCAST` side or of the `RIGHT` input travel: such as no column of a stream has."""
+    """The names under which the columns of a `BROADCAST` side or of the `FROM_RIGHT` input travel: such as no column of a stream has."""
     return [f"{kind}_{at}" for at in range(len(columns))]
 
 
@@ -86,7 +86,7 @@ def divided(
 
 
 def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
-    travelling, is_right = travelling_names(RIGHT, right), table.column(RIGHT).is_valid()
-    own = table.drop_columns([RIGHT, *travelling]).filter(pc.invert(is_right))
+    travelling, is_right = travelling_names(FROM_RIGHT, right), table.column(FROM_RIGHT).is_valid()
+    own = table.drop_columns([FROM_RIGHT, *travelling]).filter(pc.invert(is_right))
     other = table.select([*travelling, SORT_KEY]).filter(is_right)
     return TaskRows(own, right=other.rename_columns([*right, SORT_KEY]))

@@ -16,7 +16,7 @@ from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.clock import Clock
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
-from penstock.recovery.ttl_changes import SwitchedOn
+from penstock.recovery.state_plan import SwitchedOn
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message

@@ -23,15 +23,19 @@ from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.timers import moment, watermark
-from penstock.run.acknowledgements import acknowledged
+from penstock.run.acknowledgements import BadRecordCounts, LateRowCounts, acknowledged
 from penstock.run.assignment import Answer, Assignment, RunPlace
-from penstock.run.reading import Reading
-from penstock.run.row_counts import BadRecordCounts, LateRowCounts
-from penstock.run.source_partitions import moved, named_partitions
+from penstock.run.reading import Reading, moved, named_partitions
 from penstock.run.start import Start
 from penstock.run.task_failures import Accounts, SeldomTold, as_error, repeated_tasks
-from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
-from penstock.run.watermarks import Newest, Watermarks
+from penstock.run.watermarks import (
+    Newest,
+    Watermarks,
+    living_by_event_time,
+    refuse_waiting,
+    waiting_in_event_time,
+    woken,
+)
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue

@@ -18,12 +18,10 @@ from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
 from penstock.operators.views import View
-from penstock.operators.window.base import LAST
-from penstock.operators.window.kinds import size_of_tumbling
+from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding
-from penstock.recovery.checkpoint_reader import steady_history
-from penstock.recovery.history import choose
+from penstock.recovery.history import choose, steady_history
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, read_manifest
 from penstock.savepoint.stored_rows import CheckpointedPart, Part, SavedPart, StoredSubtask
 from penstock.savepoint.views import find_view, stored_view, views_of

@@ -23,7 +23,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
 from penstock.ownership.job_record import read_job_record
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
-from penstock.recovery.checkpoint_reader import check_committed
+from penstock.recovery.history import check_committed
 from penstock.recovery.started_batches import resume_barrier
 from penstock.savepoint.folder import attempting, made_before
 from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperator

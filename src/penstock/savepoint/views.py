@@ -34,12 +34,12 @@ from penstock.operators.views import (
     View,
     plain,
 )
-from penstock.operators.window.base import PLACE
 from penstock.operators.window.count import CountRowsSpec, CountSpec
+from penstock.operators.window.kinds import PLACE
+from penstock.operators.window.own_code import WindowRowsSpec
 from penstock.operators.window.session import SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import WindowSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK

@@ -29,7 +29,7 @@ from penstock.run.sink_writer import Fused, SinkWriter
 from penstock.run.subtask import Subtask
 from penstock.spark.compiled import Compiled
 from penstock.spark.dead_letters import LETTERS
-from penstock.spark.event_times import with_believed_times
+from penstock.spark.event_times import NewestTimes, with_believed_times
 from penstock.spark.key_columns import (
     normalised,
     placed_by_key,
@@ -39,10 +39,16 @@ from penstock.spark.key_columns import (
     subtask_of,
     with_key,
 )
-from penstock.spark.newest_times import NewestTimes
-from penstock.spark.operators.base import BatchInput, CompiledOperator, TaskFrame
-from penstock.spark.operators.inputs import every_subtask, waking_all
-from penstock.spark.operators.outputs import results_of, rows_of, tagged
+from penstock.spark.operators.base import (
+    BatchInput,
+    CompiledOperator,
+    TaskFrame,
+    every_subtask,
+    results_of,
+    rows_of,
+    tagged,
+    waking_all,
+)
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 

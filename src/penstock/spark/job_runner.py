@@ -34,7 +34,7 @@ from penstock.requests.request_server import LOOK_S, RequestServer
 from penstock.run.start import start_run
 from penstock.savepoint.manifest import Manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
-from penstock.spark.compiled import Compiled, compile_job, spec_of
+from penstock.spark.compiled import Compiled, compile_job, plan_of, spec_of
 from penstock.spark.failure_messages import (
     add_what_follows,
     allowed,
@@ -45,7 +45,6 @@ from penstock.spark.failure_messages import (
     restart_line,
 )
 from penstock.spark.inspection import guarantee_of
-from penstock.spark.job_plan import plan_of
 from penstock.spark.positions import LatestPositions, check_log_positions
 from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for

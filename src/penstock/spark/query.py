@@ -30,15 +30,13 @@ from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background
 from penstock.snapshot.transfer import Room
-from penstock.spark.compiled import Compiled
+from penstock.spark.compiled import Compiled, batch_settings, in_force
+from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, of_the_owner
 from penstock.spark.frames import BatchFrames, merged_sources
-from penstock.spark.input_rows import SourceRowCounts
 from penstock.spark.log_source import tell_logs, when_caught_up
-from penstock.spark.newest_times import NewestTimes
-from penstock.spark.shuffles import batch_settings, in_force
+from penstock.spark.query_progress import WAITING, EmptyBatches, Silence, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
-from penstock.spark.ticks import WAITING, EmptyBatches, Silence, in_group, waits
 from penstock.status.observer import Observer
 from penstock.wording import counted
 

@@ -27,9 +27,8 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import PICKING, Kind, partial_name
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import AT, KINDS, timer_table
-from penstock.operators.window.base import LAST
 from penstock.operators.window.count import SIZE
-from penstock.operators.window.kinds import size_of_tumbling
+from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.spark.event_times import in_microseconds
 from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable

@@ -22,7 +22,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
 from penstock.errors import ConfigError
 from penstock.operators.views import ROW, View
-from penstock.recovery.checkpoint_reader import read_held, retained_checkpoint
+from penstock.recovery.history import read_held, retained_checkpoint
 from penstock.savepoint.contents import Contents, OperatorContents, checkpoint_contents
 from penstock.savepoint.stored_rows import CheckpointedPart, Part
 from penstock.state.types import spark_type

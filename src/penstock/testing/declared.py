@@ -27,7 +27,7 @@ from penstock.operators.input_checks import (
     check_order_columns,
     check_same_keys,
 )
-from penstock.operators.inputs import BROADCAST, RIGHT, RightInput, travelling_names
+from penstock.operators.inputs import BROADCAST, FROM_RIGHT, RightInput, travelling_names
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.python_values import python_values
@@ -161,9 +161,9 @@ def _in_order(rows: pa.Table, order_by: Sequence[Order]) -> pa.Table:
 
 
 def _beside(left: pa.Table, right: pa.Table) -> pa.Table:
-    names = travelling_names(RIGHT, right.column_names[:-1])
+    names = travelling_names(FROM_RIGHT, right.column_names[:-1])
     marked = right.rename_columns([*names, SORT_KEY])
-    marked = marked.append_column(RIGHT, pa.array([True] * right.num_rows, pa.bool_()))
+    marked = marked.append_column(FROM_RIGHT, pa.array([True] * right.num_rows, pa.bool_()))
     return pa.concat_tables([left, marked], promote_options="default")
 
 

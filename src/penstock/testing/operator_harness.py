@@ -22,9 +22,14 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.outputs import BAD, LATE, RESULTS, side_tags
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.timers import Timer, microseconds, moment, watermark
-from penstock.run.source_partitions import ALL_ROWS
-from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
-from penstock.run.watermarks import Watermarks
+from penstock.run.reading import ALL_ROWS
+from penstock.run.watermarks import (
+    Watermarks,
+    living_by_event_time,
+    refuse_waiting,
+    waiting_in_event_time,
+    woken,
+)
 from penstock.state.backends.base import StateBackend
 from penstock.state.lifetimes import in_microseconds
 from penstock.testing.declared import DeclaredOperator, Input

@@ -16,9 +16,8 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.operators.base import Node, Operator, SecondInput, Spec, Task, TaskContext
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.join.inputs import ROW, InputColumns, both, grouped_inputs, parted_by_key
-from penstock.operators.join.operator import On, key_pairs
-from penstock.operators.join.spec import How
+from penstock.operators.join.input_rows import ROW, InputColumns, both, grouped_inputs, parted_by_key
+from penstock.operators.join.spec import How, On, key_pairs
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.row_order import OrderBy, parse_orders

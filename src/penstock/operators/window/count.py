@@ -25,16 +25,17 @@ from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.base import (
+from penstock.operators.window.kinds import (
     KEYS_AT_ONCE,
     PLACE,
     PORTION_BYTES,
+    CountWindows,
+    Numbers,
     WindowTask,
     arrival_numbers,
     one_batch,
 )
-from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
-from penstock.operators.window.kinds import CountWindows, Numbers
+from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.backends.lookup import no_columns
 from penstock.state.keys import SORT_KEY, KeyBatch

@@ -17,7 +17,6 @@ from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import declared_state
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.calls import WindowCode
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import (
     LONGEST_S,
@@ -28,8 +27,8 @@ from penstock.operators.window.kinds import (
     WindowProcess,
     Windows,
 )
+from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.declared import schema_ddl
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.types import arrow_schema

@@ -30,12 +30,16 @@ from penstock.operators.python_values import as_moments
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
-from penstock.operators.window.base import (
+from penstock.operators.window.kinds import (
     ABSURD,
     KEYS_AT_ONCE,
     LAST,
     PANE,
     PORTION_BYTES,
+    WINDOW_END,
+    WINDOW_START,
+    Numbers,
+    SessionWindows,
     WindowTask,
     in_key_order,
     joined_stretches,
@@ -43,7 +47,6 @@ from penstock.operators.window.base import (
     refused,
     rows_in,
 )
-from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, SessionWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due

@@ -25,18 +25,19 @@ from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Ranges, Timed, in_range
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.base import (
+from penstock.operators.window.kinds import (
     KEYS_AT_ONCE,
     LAST,
     PLACE,
     PORTION_BYTES,
+    Numbers,
     RowTimes,
+    SessionWindows,
     arrival_numbers,
     one_batch,
     rows_in,
 )
-from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
-from penstock.operators.window.kinds import Numbers, SessionWindows
+from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.session import (
     FIRST_ROW,
     LAST_ROW,

@@ -26,7 +26,7 @@ from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState, state_layout
 from penstock.operators.timers import CLOCK, EVENT_TIME, KINDS, Timer
-from penstock.run.source_partitions import partition_name
+from penstock.run.reading import partition_name
 from penstock.run.watermarks import Newest
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY

@@ -13,8 +13,7 @@ from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
 from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import ANY, put_hold, release_hold
-from penstock.recovery.checkpoint_reader import read_newest
-from penstock.recovery.history import read_history
+from penstock.recovery.history import read_history, read_newest
 from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation, WatchedStorage
 from penstock.testing.simulation.site import Site
 

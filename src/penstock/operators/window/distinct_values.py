@@ -24,8 +24,7 @@ from penstock.operators.aggregate.distinct import (
 from penstock.operators.grouping import equal_rows
 from penstock.operators.table_rows import sub_orders
 from penstock.operators.wide_columns import rows_at, widened
-from penstock.operators.window.base import LAST
-from penstock.operators.window.kinds import Numbers, TimeWindows
+from penstock.operators.window.kinds import LAST, Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
