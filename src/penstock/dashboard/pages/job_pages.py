@@ -128,7 +128,7 @@ def job(view: JobView, frame: PageFrame) -> str:
 class _CheckpointRow(msgspec.Struct, frozen=True):
     view: CheckpointView
     bar: tuple[Phase, ...]
-    timings: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
     is_cut: bool
 
 
@@ -217,7 +217,7 @@ _WORD_WIDTH = 9.0
 class _BatchRow(msgspec.Struct, frozen=True):
     one: BatchLive
     bar: tuple[Phase, ...]
-    timings: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
 
 
 def batches(view: JobView, frame: PageFrame) -> str:
