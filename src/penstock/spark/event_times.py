@@ -23,8 +23,8 @@ from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about
 from penstock.operators.base import Node, Operator
-from penstock.operators.input_checks import check_time_column, no_timestamp
-from penstock.operators.time_column import ANY_TIME, TimeColumn
+from penstock.operators.event_time import ANY_TIME, TimeColumn
+from penstock.operators.inputs import check_time_column, no_timestamp
 from penstock.run.reading import ALL_ROWS, named_partitions, partition_name, partition_parts
 from penstock.run.run import BatchUnderWay
 from penstock.run.watermarks import latest_us
@@ -131,7 +131,7 @@ def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
     )
 
 
-def with_believed_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
+def with_trusted_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
     """The rows with no time where it lies after this moment."""
     believed = in_microseconds(TimeColumn(column), frame) <= F.lit(latest_us)
     return frame.withColumn(column, F.when(believed, F.col(quoted(column))))

@@ -19,16 +19,15 @@ import pyarrow as pa
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import RESULTS, Tags, untagged
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
 from penstock.run.acknowledgements import Acknowledged, acknowledged
 from penstock.run.assignment import Answer, Assignment, Executor, RunPlace
-from penstock.snapshot.mailbox import Address
+from penstock.snapshot.mailbox import Address, Message, UploadDone
 from penstock.snapshot.merger import Merge
-from penstock.snapshot.messages import Message, UploadDone
 from penstock.snapshot.uploader import Upload
 from penstock.snapshot.uploader import perform as store
 from penstock.state.backends.base import OpenState, StateBackend, StateLayout, Workplace
