@@ -15,18 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
-from penstock.operators.aggregate.merge import finish, merged_groups
-from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.aggregate.columns import Kind, state_schema
+from penstock.operators.aggregate.merge import merged_groups
 from penstock.operators.bad_records import ROW, ROWS
-from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.base import Task, TaskContext
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
-from penstock.operators.inputs import TaskRows, shown_key
+from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.python_values import as_moments
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
+from penstock.operators.window.aggregates import TimeAggregateSpec, TimeAggregateTask
 from penstock.operators.window.kinds import (
     ABSURD,
     KEYS_AT_ONCE,
@@ -37,7 +36,6 @@ from penstock.operators.window.kinds import (
     WINDOW_START,
     Numbers,
     SessionWindows,
-    WindowTask,
     in_key_order,
     joined_stretches,
     one_batch,
@@ -61,23 +59,10 @@ SET_LIMITS = PieceLimits(bytes=256 << 20, rows=4096)
 
 
 @dataclass(frozen=True)
-class SessionSpec(Spec):
-    """What `window(session(...)).aggregate(...)` was asked for."""
+class SessionSpec(TimeAggregateSpec):
+    """Aggregates over sessions, as `window(session(...)).aggregate(...)` declares them."""
 
-    key: pa.Schema
     windows: SessionWindows
-    lateness_us: int
-    specs: tuple[AggregateColumn, ...]
-    time: pa.DataType
-    """That of `window_start` and `window_end`."""
-    row_time: TimeColumn | None = None
-    """The column by which Spark has put rows into stretches of a gap's length."""
-
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the results."""
-        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
-        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
 
     @property
     def sessions(self) -> TableLayout:
@@ -115,29 +100,12 @@ class SessionSpec(Spec):
         """The work of one subtask."""
         return SessionAggregateTask(context, self)
 
-    def results(self, sessions: Sessions) -> pa.Table:
-        """The results of sessions."""
-        times = [as_moments(numbers, self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
-        keys = sessions.keys.columns[: len(shown_key(self.key))]
-        columns = [*keys, *times, *finish(self.specs, sessions.partials).columns]
-        return pa.Table.from_arrays(columns, schema=self.output)
-
 
 @dataclass
-class SessionAggregateTask(WindowTask, ReducedTask):
-    """Which rows are late is known only beside the state. Rows that may be late come as they are, where late rows are read."""
+class SessionAggregateTask(TimeAggregateTask):
+    """Only the state tells which rows are late. Where late rows are read, Spark hands over those that may be late as they are."""
 
     spec: SessionSpec
-
-    @property
-    def lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
-        return self.spec.lateness_us
-
-    @property
-    def row_time(self) -> TimeColumn | None:
-        """The time of the rows behind each stretch."""
-        return self.spec.row_time
 
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
         """The results of sessions that close, or that have late rows."""
@@ -256,7 +224,11 @@ class SessionRun:
     @property
     def results(self) -> list[pa.RecordBatch]:
         """The aggregates of what has closed."""
-        return [batch for sessions in self.closed for batch in in_batches(self._spec.results(sessions))]
+        tables = (
+            self._spec.results(some.keys.columns, some.starts, some.lasts, some.partials)
+            for some in self.closed
+        )
+        return [batch for table in tables for batch in in_batches(table)]
 
     @property
     def waits_for(self) -> int | None:

@@ -20,29 +20,32 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
+from penstock.operators.aggregate.columns import state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
-from penstock.operators.aggregate.merge import finish, merge, merged_groups
-from penstock.operators.aggregate.operator import ReducedTask, shown_values
+from penstock.operators.aggregate.merge import merge, merged_groups
+from penstock.operators.aggregate.operator import shown_values
 from penstock.operators.bad_records import ROWS
-from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.base import Task, TaskContext
 from penstock.operators.columns import as_batch, widened
-from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import equal_rows
-from penstock.operators.inputs import TaskRows, shown_key
+from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.python_values import as_moments
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
-from penstock.operators.window.distinct_values import WindowValues, window_values, with_no_counts
+from penstock.operators.window.aggregates import (
+    TimeAggregateSpec,
+    TimeAggregateTask,
+    WindowValues,
+    window_values,
+    with_no_counts,
+)
 from penstock.operators.window.kinds import (
     LAST,
     PANE,
     PLACE,
-    WINDOW_END,
     WINDOW_START,
     Numbers,
     TimeWindows,
-    WindowTask,
     one_batch,
     rows_in,
     shown_bounds,
@@ -125,25 +128,12 @@ PIECE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class WindowSpec(Spec):
-    """What `window(...).aggregate(...)` was asked for."""
+class WindowSpec(TimeAggregateSpec):
+    """Aggregates over tumbling or sliding windows, as `window(...).aggregate(...)` declares them."""
 
-    key: pa.Schema
     windows: TimeWindows
-    lateness_us: int
-    specs: tuple[AggregateColumn, ...]
-    time: pa.DataType
-    """That of `window_start` and `window_end`."""
     early_us: int | None = None
-    """So long after a window has changed an early result of it is due; None for none."""
-    row_time: TimeColumn | None = None
-    """The column by which Spark has put rows into panes."""
-
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the results."""
-        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
-        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
+    """How long after a change of a window its early result is due; None for no early results."""
 
     @property
     def taken(self) -> pa.Schema:
@@ -200,29 +190,12 @@ class WindowSpec(Spec):
         """The work of one subtask."""
         return WindowAggregateTask(context, self)
 
-    def results(self, keys: Sequence[pa.Array], lasts: Numbers, partials: pa.RecordBatch) -> pa.Table:
-        """The results of windows."""
-        times = [as_moments(number, self.time) for number in (self.windows.starts(lasts), lasts + 1)]
-        shown = keys[: len(shown_key(self.key))]
-        columns = [*shown, *times, *finish(self.specs, partials).columns]
-        return pa.Table.from_arrays(columns, schema=self.output)
-
 
 @dataclass
-class WindowAggregateTask(WindowTask, ReducedTask):
+class WindowAggregateTask(TimeAggregateTask):
     """Late rows are only counted here: Spark itself gives those that are read."""
 
     spec: WindowSpec
-
-    @property
-    def lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
-        return self.spec.lateness_us
-
-    @property
-    def row_time(self) -> TimeColumn | None:
-        """The time of the rows behind each pane."""
-        return self.spec.row_time
 
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
         """The results of windows that close, that have late rows, or of which an early result is due."""
@@ -375,8 +348,9 @@ class WindowRun:
         at = np.flatnonzero(wanted)
         if len(at):
             some = windows.take(at)
-            keys = some.columns.columns[: len(self._spec.key)]
-            yield from in_batches(self._spec.results(keys, _lasts(some), partials.take(pa.array(at))))
+            keys, lasts = some.columns.columns[: len(self._spec.key)], _lasts(some)
+            starts = self._spec.windows.starts(lasts)
+            yield from in_batches(self._spec.results(keys, starts, lasts, partials.take(pa.array(at))))
 
 
 def _lasts(windows: KeyBatch) -> Numbers:

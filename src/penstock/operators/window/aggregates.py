@@ -1,8 +1,10 @@
-"""Exact counts of distinct values in tumbling and sliding windows: each value that a window had is a row of a table. Executors.
+"""Aggregates over windows of time: what tumbling, sliding and session windows share, and exact counts of distinct values. Executors.
+
+In tumbling and sliding windows each distinct value is a row of a table:
 
     rows of a batch --(Spark, JVM)--> distinct values by key and pane --> by key and window --look up--> new ones --> table, and how many
 
-A value lives as long as its window. In sliding windows it is kept once for each window that it is in.
+A value lives as long as its window. A value that is in several sliding windows is stored once for each of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
-from penstock.operators.aggregate.columns import AggregateColumn, Kind, state_schema
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
 from penstock.operators.aggregate.distinct import (
     VALUES_BYTES,
     WHOSE,
@@ -21,14 +24,78 @@ from penstock.operators.aggregate.distinct import (
     distinct_table,
     value_names,
 )
+from penstock.operators.aggregate.merge import finish
+from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.base import Spec
 from penstock.operators.columns import rows_at, widened
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.grouping import equal_rows
+from penstock.operators.inputs import shown_key
+from penstock.operators.python_values import as_moments
 from penstock.operators.state.table_rows import sub_orders
-from penstock.operators.window.kinds import LAST, Numbers, TimeWindows
+from penstock.operators.window.kinds import (
+    LAST,
+    WINDOW_END,
+    WINDOW_START,
+    Numbers,
+    SessionWindows,
+    TimeWindows,
+    WindowTask,
+)
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
 from penstock.state.sizes import cut, row_bytes
+
+# ── what all aggregates over windows of time share ─────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TimeAggregateSpec(Spec):
+    """Aggregates over windows that close as time passes, with the columns of their stream."""
+
+    key: pa.Schema
+    windows: TimeWindows | SessionWindows
+    lateness_us: int
+    specs: tuple[AggregateColumn, ...]
+    time: pa.DataType
+    """The type of `window_start` and `window_end`."""
+    row_time: TimeColumn | None = None
+    """The column by which Spark has grouped the rows of a batch."""
+
+    @property
+    @override
+    def output(self) -> pa.Schema:
+        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
+        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
+
+    def results(
+        self, keys: Sequence[pa.Array], starts: Numbers, lasts: Numbers, partials: pa.RecordBatch
+    ) -> pa.Table:
+        """The results of windows with these keys, first and last moments, and partial aggregates."""
+        times = [as_moments(numbers, self.time) for numbers in (starts, lasts + 1)]
+        columns = [*keys[: len(shown_key(self.key))], *times, *finish(self.specs, partials).columns]
+        return pa.Table.from_arrays(columns, schema=self.output)
+
+
+@dataclass
+class TimeAggregateTask(WindowTask, ReducedTask):
+    """The work of one subtask on aggregates over windows of time."""
+
+    spec: TimeAggregateSpec
+
+    @property
+    @override
+    def lateness_us(self) -> int | None:
+        return self.spec.lateness_us
+
+    @property
+    @override
+    def row_time(self) -> TimeColumn | None:
+        return self.spec.row_time
+
+
+# ── counts of distinct values in tumbling and sliding windows ──────────────────────────────────────
 
 _STAMP = "__penstock_window_ends"
 
