@@ -101,7 +101,7 @@ _STAMP = "__penstock_window_ends"
 
 
 def window_values(spec: AggregateColumn, key: pa.Schema, lateness_us: int) -> TableLayout:
-    """The values that each window had, of one aggregate."""
+    """The table with the distinct values of one aggregate in each window."""
     lifetime = Lifetime((), _STAMP, lateness_us, Measure.WATERMARK)
     values = [pa.field(name, kind) for name, kind in zip(value_names(spec), spec.distinct, strict=True)]
     identity = pa.schema([*key, pa.field(LAST, pa.int64()), *values])
@@ -111,17 +111,17 @@ def window_values(spec: AggregateColumn, key: pa.Schema, lateness_us: int) -> Ta
 
 @dataclass(frozen=True)
 class Counted:
-    """Partial aggregates of windows in which nothing is known but how many values are new."""
+    """Partial aggregates of windows that have only the number of new distinct values."""
 
     sort_keys: Numbers
     lasts: Numbers
     rows: pa.Table
-    """The key columns and the partial aggregates."""
+    """The key columns, then the partial aggregates."""
 
 
 @dataclass(frozen=True)
 class WindowValues:
-    """One subtask in one batch."""
+    """The distinct values of one subtask in one batch."""
 
     key: pa.Schema
     windows: TimeWindows
@@ -130,7 +130,7 @@ class WindowValues:
     state: OpenState
 
     def take_in(self, rows: pa.Table, pane: str, *, over_us: int, watermark_us: int) -> list[Counted]:
-        """Write the values that windows have for the first time, and count them. Windows up to `over_us` take none any more."""
+        """Write and count the values that are new in their windows. Windows up to `over_us` accept no values any more."""
         found: list[Counted] = []
         for number, spec in enumerate(counting_distinct(self.specs), 1):
             mine = rows.filter(pa.array(rows.column(WHOSE).to_numpy() == number))
@@ -188,7 +188,7 @@ class WindowValues:
 
 
 def with_no_counts(rows: pa.Table, specs: Sequence[AggregateColumn]) -> pa.Table:
-    """What Spark has aggregated, with counts of distinct values that are 0: what is new is added to them."""
+    """The aggregates that Spark computed, with counts of distinct values that are 0: the new ones are added to them."""
     for spec in counting_distinct(specs):
         zeros = pa.array(np.zeros(rows.num_rows, dtype=np.int64))
         rows = rows.append_column(spec.partials[0].name, zeros)
