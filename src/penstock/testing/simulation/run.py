@@ -25,8 +25,8 @@ from penstock.run.start import forget_working_files, start_run
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
-from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.sinks.upsert import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.user_functions import Foreach
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle

@@ -16,9 +16,9 @@ from penstock.clock import Clock
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.run.assignment import Answer
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.snapshot.mailbox import Message
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.merger import perform as merge_files
-from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload, UploadLane, UploadLanes
 from penstock.snapshot.uploader import perform as store
 from penstock.storage import Storage

@@ -23,7 +23,7 @@ from penstock.run.assignment import Answer, Assignment
 from penstock.run.sink_writer import SinkWriter
 from penstock.run.subtask import Subtask
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.snapshot.messages import Message
+from penstock.snapshot.mailbox import Message
 from penstock.storage import Storage
 from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row
 from penstock.testing.simulation.lifeline import Violation
