@@ -21,10 +21,10 @@ from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import RESULTS, Tags, untagged
-from penstock.operators.timers import CLOCK, EVENT_TIME, Timer, timer_table
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, Timer, timer_table
 from penstock.operators.views import ROW, View
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute

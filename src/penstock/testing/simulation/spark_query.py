@@ -14,9 +14,8 @@ from penstock.clock import Clock
 from penstock.config import OnBadRecord
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId
-from penstock.operators.outputs import BAD, RESULTS, side_tags, untagged
+from penstock.operators.outputs import BAD, RESULTS, declared_sides, side_tags, untagged
 from penstock.operators.process.task import ProcessSpec
-from penstock.operators.side_outputs import declared_sides
 from penstock.ownership.claim import newest_run
 from penstock.recovery.progress_log import positions
 from penstock.run.assignment import Answer, Assignment
