@@ -226,8 +226,7 @@ def declared(
 
 
 def _check_orders(node: Operator, left: Input, right: Input | None, broadcast: Input | None) -> None:
-    orders = node.order_by if isinstance(node, ProcessOperator | Window) else ()
-    check_order_columns(node.uid, orders, left.columns.names)
+    check_order_columns(node.uid, node.order_by, left.columns.names)
     if right is not None and node.second_input is not None:
         check_order_columns(f"{node.uid}, right stream", node.second_input.order_by, right.columns.names)
     if broadcast is not None and isinstance(node, ProcessOperator) and node.broadcast is not None:
