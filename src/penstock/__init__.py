@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.operators.subtask_states import BroadcastState, OperatorListState
     from penstock.operators.time_to_live import TimeToLive
     from penstock.operators.window.kinds import WindowProcess
-    from penstock.progress_display import show_progress
+    from penstock.progress import show_progress
     from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
     from penstock.spark.saved_state import read_savepoint, read_state
     from penstock.spark.savepoint_rewriting import rewrite_savepoint

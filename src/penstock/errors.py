@@ -17,11 +17,17 @@
 
 Runs on the driver and on executors. Exceptions do not cross from an executor to the driver as objects,
 so whatever the coordinator must decide on travels as data, never as one of these.
+
+Whether a server has refused who asks, by what its usual clients raise: a wrong setting, and not an outage. Driver and executors.
+
+Clients of databases call a refused login an operational error, like a server that does not answer. The servers say which it is.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 
 _log = logging.getLogger("penstock")
 
@@ -141,3 +147,70 @@ def shown_alone(error: BaseException) -> BaseException:
     error.__cause__ = None
     error.__suppress_context__ = True
     return error.with_traceback(None)
+
+
+DONE = 0
+FAILED = 1
+"""Something failed, and another attempt may cure it."""
+WRONG_SETTING = 2
+"""The command or the job is wrong, or the job is running already."""
+FAILED_FOR_GOOD = 3
+"""Another attempt would only meet it again, or the job's restart strategy has given up."""
+FENCED = 4
+"""Another start owns the job now."""
+BY_SIGNAL = 128
+"""And the number of the signal: it ended at once."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code that tells what kind of failure it was."""
+    if isinstance(error, ConfigError):
+        return WRONG_SETTING
+    if isinstance(error, FencedError):
+        return FENCED
+    return FAILED_FOR_GOOD if is_final(error) or _was_given_up(error) else FAILED
+
+
+def _was_given_up(error: BaseException) -> bool:
+    """The restart strategy has counted its failures. A job whose Spark is gone could not even ask it: that is cured by a new process."""
+    return isinstance(error, JobFailedError) and "failures" in error.facts
+
+
+_OF_MYSQL = frozenset({"pymysql", "MySQLdb", "mysql", "mariadb"})
+_NUMBERS = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1698, 1862, 3118})
+"""Of MySQL and MariaDB: user, password, database, host, rights, a way to log in, an account that is expired or locked."""
+_STATES = ("28", "3D", "42501")
+"""SQLSTATE: authorization, no such database, no right."""
+_KINDS = frozenset({"AuthenticationError", "AuthorizationError", "NoPermissionError", "AuthenticationFailed"})
+_WORDS = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|(?:role|database) \"[^\"]*\" does not exist"
+    r"|Access denied for user|Unknown database '"
+)
+"""What PostgreSQL and MySQL say while a connection is made, where psycopg has no state yet, or of which only the text is left."""
+
+
+def refuses_login(error: BaseException) -> bool:
+    """Whether user, password, database or rights are refused; of Penstock's errors the fact `denied` says it."""
+    if isinstance(error, PenstockError):
+        return bool(error.facts.get("denied"))
+    kinds = type(error).__mro__
+    if any(kind.__name__ in _KINDS for kind in kinds):
+        return True
+    if any(kind.__module__.partition(".")[0] in _OF_MYSQL for kind in kinds):
+        return _number(error) in _NUMBERS
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return str(state).startswith(_STATES) if state else _is_of_a_database(kinds) and says_so(str(error))
+
+
+def says_so(text: str) -> bool:
+    """The same of an error of which only the text is known."""
+    return _WORDS.search(text) is not None
+
+
+def _number(error: BaseException) -> Any:
+    return getattr(error, "errno", None) or next(iter(error.args), None)
+
+
+def _is_of_a_database(kinds: tuple[type, ...]) -> bool:
+    """PEP 249 names the class."""
+    return any(kind.__name__ == "OperationalError" for kind in kinds)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from builders.stored_jobs import PLAN
-from penstock.status.backlog import CaughtUp, is_caught_up
-from penstock.status.live import Progress, SinkLive, SourceLive
+from penstock.status.live import CaughtUp, Progress, SinkLive, SourceLive, is_caught_up
 from penstock.status.view import JobState, JobView
 
 SAID = {"clicks": SourceLive(behind=0), "shops": SourceLive(behind=0)}

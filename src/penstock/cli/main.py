@@ -13,7 +13,7 @@ from penstock.cli import job_commands, request_commands, run_commands
 from penstock.cli.console import visible
 from penstock.cli.dashboard_command import dashboard
 from penstock.cli.exits import explain
-from penstock.exit_codes import exit_code_of
+from penstock.errors import exit_code_of
 from penstock.log_fields import LogForm, is_json, log_as_json, wanted_form
 
 app = typer.Typer(

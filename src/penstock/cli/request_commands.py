@@ -20,16 +20,15 @@ from penstock.cli.exits import exits_by_signals
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import seconds, whole_number
 from penstock.errors import PenstockError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.ownership.claim import newest_run
-from penstock.progress_display import Line, show_progress, terminal_line
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.progress import Line, show_progress, terminal_line
 from penstock.recovery.history import check_committed, read_held
 from penstock.recovery.started_batches import refuse_if_started_beyond
 from penstock.requests.request_client import RequestClient, living_run
 from penstock.requests.request_files import ID_DIGITS, Facts, Kind
 from penstock.savepoint.make import check_folder, make_savepoint
-from penstock.status.journal_files import read_live
+from penstock.status.journal import read_live
 from penstock.storage import LocalStorage, Storage, open_storage
 
 

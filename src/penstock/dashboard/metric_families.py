@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.status.backlog import source_behind
-from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive, source_behind
 from penstock.status.view import JobState, JobView
 
 Labels = tuple[str, ...]

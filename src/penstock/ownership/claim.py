@@ -18,10 +18,9 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import FencedError, UnavailableError
-from penstock.ids import RunId
+from penstock.ids import SYSTEM_RANDOMNESS, RunId
 from penstock.log_fields import of_run
 from penstock.ownership.records import read_record, records
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 from penstock.wording import duration
 

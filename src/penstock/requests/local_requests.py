@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.requests.request_files import ID_DIGITS, PROGRAM, Done, Facts, Kind, Request
 from penstock.requests.request_server import Judge, answer_at_the_end
 

@@ -21,8 +21,8 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness
 from penstock.ownership.job_record import read_job_record
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import check_committed
 from penstock.recovery.started_batches import resume_barrier
 from penstock.savepoint.folder import attempting, made_before

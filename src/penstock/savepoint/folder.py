@@ -27,7 +27,7 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
 from penstock.storage import Storage
 

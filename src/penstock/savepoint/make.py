@@ -11,9 +11,9 @@ from typing import Any
 from penstock.checkpoint.completed import Completed
 from penstock.clock import Stopwatch
 from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.log_fields import about
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.folder import made_before
 from penstock.savepoint.manifest import MANIFEST, Manifest

@@ -30,8 +30,8 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness, secret_bytes
 from penstock.log_fields import in_context
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness, secret_bytes
 from penstock.snapshot.messages import Message, encoded
 
 _log = logging.getLogger(__name__)

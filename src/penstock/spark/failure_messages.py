@@ -25,9 +25,10 @@ from penstock.errors import (
     SourceLostError,
     UnavailableError,
     UserCodeError,
+    refuses_login,
+    says_so,
 )
 from penstock.graph import Graph
-from penstock.logins import refuses_login, says_so
 from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row

@@ -28,8 +28,7 @@ from penstock.spark.handle import JobHandle
 from penstock.spark.session import is_alive
 from penstock.spark.terminal_output import SignsOfLife, signs_of_life
 from penstock.status.live import Progress
-from penstock.supervise.messages import ProgramReport
-from penstock.supervise.program import Supervisor, hears_hangup, supervisor
+from penstock.supervise.channel import ProgramReport, Supervisor, hears_hangup, supervisor
 
 if TYPE_CHECKING:
     from penstock.job import Job

@@ -10,7 +10,7 @@ import enum
 import msgspec
 
 from penstock.status.events import Event, SubtaskTimes
-from penstock.status.journal_files import Budget, budget_of
+from penstock.status.journal import Budget, budget_of
 from penstock.status.live import LIVE_S, Progress
 from penstock.status.plan import Plan
 

@@ -23,8 +23,8 @@ import msgspec
 import xxhash
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.ownership.claim import JOB_FILE
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.make import check_folder, refuse_outside, shown
 from penstock.savepoint.manifest import (
     MANIFEST,
@@ -36,7 +36,7 @@ from penstock.savepoint.manifest import (
 )
 from penstock.status.events import SavepointDeleted
 from penstock.status.jobs import FoundJob
-from penstock.status.journal_files import budget_of, segment_name
+from penstock.status.journal import budget_of, segment_name
 from penstock.storage import LocalStorage, open_storage
 from penstock.storage.held_folder import BehindLinkError, HeldFolder
 from penstock.wording import counted

@@ -20,8 +20,8 @@ from penstock.dashboard.flink.words import (
     tasks_of,
     vertex_id,
 )
-from penstock.status.backlog import source_behind
 from penstock.status.events import SubtaskTimes
+from penstock.status.live import source_behind
 from penstock.status.plan import PlanNode
 from penstock.status.view import JobView
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.status.backlog import source_behind
-from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive, source_behind
 from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
 from penstock.status.view import JobView
 from penstock.wording import (

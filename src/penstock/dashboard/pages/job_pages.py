@@ -35,11 +35,10 @@ from penstock.dashboard.pages.render import render
 from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.requests.request_client import Outcome
 from penstock.savepoint.contents import Contents
-from penstock.status.backlog import Behind, total_behind
 from penstock.status.events import SavepointMade
-from penstock.status.failure_history import grouped
 from penstock.status.health import Tone, Verdict, by_need, concerns, verdict
-from penstock.status.live import BatchLive
+from penstock.status.job_history import grouped
+from penstock.status.live import BatchLive, Behind, total_behind
 from penstock.status.sentences import collapsed, outcome_sentence, sentences
 from penstock.status.stored_state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
 from penstock.status.view import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView

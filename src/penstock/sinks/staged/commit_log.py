@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.sinks.staged.staging import (
     StagedTransaction,
     folders_up_to,

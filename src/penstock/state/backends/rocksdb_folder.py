@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import CorruptStateError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.state.backends.base import FileRef, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.fetch import local_file

@@ -6,10 +6,9 @@ import random
 from collections.abc import Sequence
 
 from penstock.errors import FencedError
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, Randomness
 from penstock.job_spec import JobSpec
 from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
-from penstock.randomness import Randomness
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
