@@ -20,7 +20,7 @@ from data import Clicks
 from measure import Found
 
 import penstock as ps
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.beside import create_beside
 from penstock.spark.handle import JobHandle

@@ -149,26 +149,26 @@ def shown_alone(error: BaseException) -> BaseException:
     return error.with_traceback(None)
 
 
-DONE = 0
-FAILED = 1
+EXIT_DONE = 0
+EXIT_FAILED = 1
 """Something failed, and another attempt may cure it."""
-WRONG_SETTING = 2
+EXIT_WRONG_SETTING = 2
 """The command or the job is wrong, or the job is running already."""
-FAILED_FOR_GOOD = 3
+EXIT_FAILED_FOR_GOOD = 3
 """Another attempt would only meet it again, or the job's restart strategy has given up."""
-FENCED = 4
+EXIT_FENCED = 4
 """Another start owns the job now."""
-BY_SIGNAL = 128
+EXIT_BY_SIGNAL = 128
 """And the number of the signal: it ended at once."""
 
 
 def exit_code_of(error: BaseException) -> int:
     """The code that tells what kind of failure it was."""
     if isinstance(error, ConfigError):
-        return WRONG_SETTING
+        return EXIT_WRONG_SETTING
     if isinstance(error, FencedError):
-        return FENCED
-    return FAILED_FOR_GOOD if is_final(error) or _was_given_up(error) else FAILED
+        return EXIT_FENCED
+    return EXIT_FAILED_FOR_GOOD if is_final(error) or _was_given_up(error) else EXIT_FAILED
 
 
 def _was_given_up(error: BaseException) -> bool:
@@ -199,10 +199,14 @@ def refuses_login(error: BaseException) -> bool:
     if any(kind.__module__.partition(".")[0] in _OF_MYSQL for kind in kinds):
         return _number(error) in _NUMBERS
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return str(state).startswith(_STATES) if state else _is_of_a_database(kinds) and says_so(str(error))
+    return (
+        str(state).startswith(_STATES)
+        if state
+        else _is_of_a_database(kinds) and names_refused_login(str(error))
+    )
 
 
-def says_so(text: str) -> bool:
+def names_refused_login(text: str) -> bool:
     """The same of an error of which only the text is known."""
     return _WORDS.search(text) is not None
 

@@ -21,8 +21,7 @@ from penstock.dashboard.beside import Beside, start_beside
 from penstock.dashboard.serving import bind, make_server
 from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.ids import NO_CHECKPOINT
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.heartbeat import beat, beating
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.runs import RunOutcome, end_of, record_end

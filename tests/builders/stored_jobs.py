@@ -12,8 +12,7 @@ from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.runs import RunOutcome, end_of, record_end

@@ -23,8 +23,7 @@ import penstock
 from penstock.dashboard.beside import start_beside
 from penstock.dashboard.ui_options import UiOptions
 from penstock.ids import RunId
-from penstock.ownership.claim import newest_run, read_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import newest_run, read_descents, read_run
 from penstock.recovery.history import read_history
 from penstock.status.events import ProcessDied, ProcessStarted
 from penstock.status.journal import read_segment, segments

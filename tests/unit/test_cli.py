@@ -24,8 +24,7 @@ from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, checked, prepare_folder
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import Descent, record_descent
+from penstock.ownership.claim import Descent, claim, record_descent
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.runs import RunOutcome, end_of, record_end

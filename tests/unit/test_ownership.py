@@ -19,15 +19,18 @@ from penstock.ownership.claim import (
     AWAY_S,
     Absence,
     Claimant,
+    Descent,
     RunRecord,
     StorageAwayError,
     claim,
     forget_old_runs,
+    in_line_of_descent,
     newest_run,
     pid_space,
     process_start,
+    read_descents,
+    record_descent,
 )
-from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
 from penstock.ownership.heartbeat import SILENT_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
 from penstock.ownership.runs import RunOutcome, end_of, list_runs, record_end
 from penstock.storage import LocalStorage

@@ -11,8 +11,7 @@ import pytest
 
 from penstock.errors import BadRecordError, FencedError, RunningAlreadyError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import Claimant, RunRecord, claim, process_start, record_descent
 from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, beat, last_completed, refuse_if_running
 from penstock.ownership.runs import (
     LONGEST_WHY,

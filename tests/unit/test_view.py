@@ -15,8 +15,14 @@ from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import (
+    Claimant,
+    claim,
+    forget_old_runs,
+    pid_space,
+    process_start,
+    record_descent,
+)
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.ownership.runs import RunOutcome, end_of, record_end

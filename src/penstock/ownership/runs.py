@@ -18,8 +18,15 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.decoding import refuse_absurd
 from penstock.errors import CorruptStateError, FencedError, PenstockError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.ownership.claim import Claimant, RunRecord, newest_run, read_run, this_process
-from penstock.ownership.descent import Descent, read_descent
+from penstock.ownership.claim import (
+    Claimant,
+    Descent,
+    RunRecord,
+    newest_run,
+    read_descent,
+    read_run,
+    this_process,
+)
 from penstock.ownership.heartbeat import HEARTBEAT_S, Heartbeat, Pulse, beat, last_beat, seems_alive
 from penstock.ownership.records import read_record, records
 from penstock.storage import Storage

@@ -25,8 +25,15 @@ from penstock.errors import ConfigError, IncompatibleStateError, UnavailableErro
 from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, Randomness, RunId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
-from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, newest_run
-from penstock.ownership.descent import read_descents, record_descent
+from penstock.ownership.claim import (
+    JOB_FILE,
+    Claim,
+    Claimant,
+    claim,
+    newest_run,
+    read_descents,
+    record_descent,
+)
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.job_record import read_job_record, record_key_groups
 from penstock.progress import working

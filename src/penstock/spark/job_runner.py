@@ -26,9 +26,8 @@ from penstock.ownership.runs import RunEnds, RunOutcome, earlier_attempts
 from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.restart import Failure, would_come_again
 from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
-from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
-from penstock.requests.request_server import LOOK_S, RequestServer
+from penstock.requests.request_server import LOOK_S, LocalRequests, RequestServer
 from penstock.run.start import start_run
 from penstock.savepoint.manifest import Manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint

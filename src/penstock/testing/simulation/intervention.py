@@ -6,8 +6,7 @@ import random
 
 from penstock.errors import FencedError
 from penstock.ids import CheckpointId, RunId
-from penstock.ownership.claim import Claimant, newest_run, read_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import Claimant, newest_run, read_descents, read_run
 from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.history import read_history
 from penstock.storage import Storage

@@ -11,7 +11,7 @@ import random
 from penstock.checkpoint.completed import Completed
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.ownership.holds import ANY, put_hold, release_hold
 from penstock.recovery.history import read_history, read_newest
 from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation, WatchedStorage

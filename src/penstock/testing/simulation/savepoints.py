@@ -12,7 +12,7 @@ from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import Randomness
 from penstock.job_spec import JobSpec
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.history import read_history
 from penstock.recovery.state_migration import RunRestoreTasks
