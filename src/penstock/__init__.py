@@ -123,7 +123,7 @@ _LATE_NAMES = LateNames(
         "BroadcastState": "operators.subtask_states",
         "FilesystemBackend": "state.backends",
         "log_as_json": "log_fields",
-        "show_progress": "progress_display",
+        "show_progress": "progress",
         "Job": "job",
         "KeyedCoProcess": "operators.process.co",
         "KeyedProcess": "operators.process.keyed",

@@ -18,9 +18,8 @@
 Runs on the driver and on executors. Exceptions do not cross from an executor to the driver as objects,
 so whatever the coordinator must decide on travels as data, never as one of these.
 
-Whether a server has refused who asks, by what its usual clients raise: a wrong setting, and not an outage. Driver and executors.
-
-Clients of databases call a refused login an operational error, like a server that does not answer. The servers say which it is.
+A refused login is a wrong setting, and not an outage. Clients of databases raise an operational error for both; the servers' codes and texts
+tell them apart (`refuses_login`). A supervisor decides by the exit code of the program whether it starts it again.
 """
 
 from __future__ import annotations
@@ -113,6 +112,8 @@ class InternalError(PenstockError):
 
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 """What is wrong in the job or in its data."""
+
+
 FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
 """What another attempt would only meet again."""
 
@@ -149,39 +150,23 @@ def shown_alone(error: BaseException) -> BaseException:
     return error.with_traceback(None)
 
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-"""Something failed, and another attempt may cure it."""
-EXIT_WRONG_SETTING = 2
-"""The command or the job is wrong, or the job is running already."""
-EXIT_FAILED_FOR_GOOD = 3
-"""Another attempt would only meet it again, or the job's restart strategy has given up."""
-EXIT_FENCED = 4
-"""Another start owns the job now."""
-EXIT_BY_SIGNAL = 128
-"""And the number of the signal: it ended at once."""
-
-
-def exit_code_of(error: BaseException) -> int:
-    """The code that tells what kind of failure it was."""
-    if isinstance(error, ConfigError):
-        return EXIT_WRONG_SETTING
-    if isinstance(error, FencedError):
-        return EXIT_FENCED
-    return EXIT_FAILED_FOR_GOOD if is_final(error) or _was_given_up(error) else EXIT_FAILED
-
-
-def _was_given_up(error: BaseException) -> bool:
-    """The restart strategy has counted its failures. A job whose Spark is gone could not even ask it: that is cured by a new process."""
-    return isinstance(error, JobFailedError) and "failures" in error.facts
+# ── refused logins ─────────────────────────────────────────────────────────────────────────────
 
 
 _OF_MYSQL = frozenset({"pymysql", "MySQLdb", "mysql", "mariadb"})
+
+
 _NUMBERS = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1698, 1862, 3118})
 """Of MySQL and MariaDB: user, password, database, host, rights, a way to log in, an account that is expired or locked."""
+
+
 _STATES = ("28", "3D", "42501")
 """SQLSTATE: authorization, no such database, no right."""
+
+
 _KINDS = frozenset({"AuthenticationError", "AuthorizationError", "NoPermissionError", "AuthenticationFailed"})
+
+
 _WORDS = re.compile(
     r"password authentication failed|no password supplied|no pg_hba\.conf entry|(?:role|database) \"[^\"]*\" does not exist"
     r"|Access denied for user|Unknown database '"
@@ -218,3 +203,43 @@ def _number(error: BaseException) -> Any:
 def _is_of_a_database(kinds: tuple[type, ...]) -> bool:
     """PEP 249 names the class."""
     return any(kind.__name__ == "OperationalError" for kind in kinds)
+
+
+# ── exit codes ─────────────────────────────────────────────────────────────────────────────────
+
+
+EXIT_DONE = 0
+
+
+EXIT_FAILED = 1
+"""Something failed, and another attempt may cure it."""
+
+
+EXIT_WRONG_SETTING = 2
+"""The command or the job is wrong, or the job is running already."""
+
+
+EXIT_FAILED_FOR_GOOD = 3
+"""Another attempt would only meet it again, or the job's restart strategy has given up."""
+
+
+EXIT_FENCED = 4
+"""Another start owns the job now."""
+
+
+EXIT_BY_SIGNAL = 128
+"""And the number of the signal: it ended at once."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code that tells what kind of failure it was."""
+    if isinstance(error, ConfigError):
+        return EXIT_WRONG_SETTING
+    if isinstance(error, FencedError):
+        return EXIT_FENCED
+    return EXIT_FAILED_FOR_GOOD if is_final(error) or _was_given_up(error) else EXIT_FAILED
+
+
+def _was_given_up(error: BaseException) -> bool:
+    """The restart strategy has counted its failures. A job whose Spark is gone could not even ask it: that is cured by a new process."""
+    return isinstance(error, JobFailedError) and "failures" in error.facts

@@ -1,4 +1,4 @@
-"""The names and numbers that everything else is keyed by. Runs on driver and executors."""
+"""The names and numbers that everything else is keyed by, and the random tokens among them. Driver and executors."""
 
 from __future__ import annotations
 

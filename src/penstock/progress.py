@@ -1,11 +1,10 @@
-"""How far work is that may take long: a savepoint that is made or loaded, state that is dealt out anew. Driver.
+"""The progress of long work: a savepoint that is made or loaded, state that is redistributed. Driver.
 
-Whoever does the work says how far it is, and knows nothing of who looks: `with working("making the savepoint", unit="file") as reached`.
-Whoever wants to show it looks at `open_works` now and then: a terminal, the live record of a job, a test. Nobody looking costs nothing.
+The code that does the work reports its progress: `with working("making the savepoint", unit="file") as reached`. It does not know who reads
+it: a terminal, the live record of a job or a test polls `open_works`. Without a reader this costs nothing.
 
-Shows work that takes longer than two seconds: a bar with an estimate on a terminal, elsewhere a line when it begins and when it ends.
-
-On standard error, so that what a command prints stays what it is. Driver.
+`show_progress` shows work that takes longer than two seconds on standard error, so that the output of a command stays the same: on a
+terminal a bar with an estimate, elsewhere a line when the work begins and one when it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How an option of a start is named to whoever gave it: `restore=3` in a program, `--restore 3` on the command line. Driver."""
+"""Start options as errors name them: `restore=3` in a program, `--restore 3` on the command line. Driver.
+
+While the command line runs a user's file to find the job in it, no job may start: it would run there, and then once more.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,9 @@ def available_now() -> str:
 def drain() -> str:
     """What brings event time to its end with the input."""
     return "--drain" if _Asked.on_the_command_line else "drain=True"
+
+
+# ── jobs that must not start ───────────────────────────────────────────────────────────────────
 
 
 GUARD = 'if __name__ == "__main__":'

@@ -1,15 +1,11 @@
-"""Claiming a job: the run with the highest number owns it, and a run that does not own it does nothing any more. Driver.
+"""Claims a job: the run with the highest number owns it, and a run that does not own it does nothing any more. Driver.
 
 Two facts make a zombie (a run thought dead that wakes up) harmless:
-1. It checks its claim again after its sinks pre-committed and before anything is completed or committed. A newer number is there: it stops.
-2. A newer run records which checkpoint it started from, see `descent`.
+1. It checks its claim again after its sinks pre-committed and before anything is completed or committed. If a newer run exists, it stops.
+2. A newer run records from which checkpoint it resumed, see `Descent`. A checkpoint of an older run beyond that point is outside the job's
+   history, whenever it was written.
 
-Where no claim is visible at all, storage is away. It may come back, so the run goes back to its checkpoint and looks again for a while.
-
-The line of descent: which checkpoint each run went on from. Driver.
-
-A checkpoint of an older run beyond the point where a newer one went on is outside the job's history and counts for nothing, whenever it
-was written.
+If no claim is visible at all, storage is away. It may come back, so the run goes back to its checkpoint and looks again for a while.
 """
 
 from __future__ import annotations
@@ -32,8 +28,12 @@ from penstock.storage import Storage
 from penstock.wording import duration
 
 CLAIMANT_DIGITS = 16
+
+
 AWAY_S = 120.0
 """A storage without any claim is awaited this long. After that it is taken for deleted."""
+
+
 JOB_FILE = "job.json"
 """Says which job a storage belongs to; see `recovery.restore.JobRecord`."""
 
@@ -241,49 +241,6 @@ def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
     storage.delete([name for name, number in files if number <= run - keep])
 
 
-def this_process() -> tuple[str, int, str]:
-    """Its host, its pid, and when it was started: as they are in the record of a run."""
-    return platform.node(), os.getpid(), process_start(os.getpid())
-
-
-def pid_space() -> str:
-    """The boot of the machine and the pid namespace: in another one the same pid is another process. '' where the system does not say."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def is_gone(pid: int, started: str) -> bool:
-    """Whether a process of this pid space has ended. One that is hidden from this user has not."""
-    start = process_start(pid)
-    if start == started:
-        return False
-    if (
-        start or Path(f"/proc/{pid}").exists()
-    ):  # another process with that pid, or one that waits to be reaped
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        return False
-    return False
-
-
-def process_start(pid: int) -> str:
-    """Tell one process from a later one with the same pid; '' when there is none (or the system does not say)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = stat[stat.rindex(")") + 2 :].split()
-    state, start_ticks = fields[0], fields[19]
-    return "" if state in "ZX" else start_ticks
-
-
 class Descent(msgspec.Struct, frozen=True):
     """From which checkpoint a run went on: `runs/<k>.restored`, written once, before the run does anything else."""
 
@@ -371,3 +328,49 @@ def went_on_without(checkpoint: CheckpointId, run: RunId, descents: Sequence[Des
             return at
         at = by_run.get(at.completed_by) if at.completed_by < at.run else None
     return None
+
+
+# ── processes ──────────────────────────────────────────────────────────────────────────────────
+
+
+def this_process() -> tuple[str, int, str]:
+    """Its host, its pid, and when it was started: as they are in the record of a run."""
+    return platform.node(), os.getpid(), process_start(os.getpid())
+
+
+def pid_space() -> str:
+    """The boot of the machine and the pid namespace: in another one the same pid is another process. '' where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def is_gone(pid: int, started: str) -> bool:
+    """Whether a process of this pid space has ended. One that is hidden from this user has not."""
+    start = process_start(pid)
+    if start == started:
+        return False
+    if (
+        start or Path(f"/proc/{pid}").exists()
+    ):  # another process with that pid, or one that waits to be reaped
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def process_start(pid: int) -> str:
+    """Tell one process from a later one with the same pid; '' when there is none (or the system does not say)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat[stat.rindex(")") + 2 :].split()
+    state, start_ticks = fields[0], fields[19]
+    return "" if state in "ZX" else start_ticks

@@ -1,6 +1,6 @@
-"""How runs end: `runs/<k>.ended`, and the heartbeat between two runs of one start. Driver.
+"""The runs that a job has had, and how they ended: `runs/<k>.ended`. Driver, and readers of the job's storage.
 
-The records are for people. No start reads them and no job fails because one cannot be written.
+The records are for people. No start reads them and no job fails because one cannot be written. A record that cannot be read is shown as such.
 """
 
 from __future__ import annotations
@@ -32,8 +32,24 @@ from penstock.ownership.records import read_record, records
 from penstock.storage import Storage
 from penstock.wording import storable
 
+_log = logging.getLogger(__name__)
+
+
+_T = TypeVar("_T")
+
+
 LONGEST_WHY = 1000
 """Characters of an error's text: a text with a user's rows in it may have any length."""
+
+
+RUNNING = "running"
+
+
+ENDED = "ended"
+
+
+DID_NOT_SAY = "did not say"
+"""Of a process that was killed, or of a machine that is gone: whoever dies so says nothing."""
 
 
 class RunOutcome(enum.StrEnum):
@@ -85,9 +101,6 @@ def read_end(storage: Storage, run: RunId) -> RunEnd | None:
 def _cut(said: str) -> str:
     text = storable(said)
     return text if len(text) <= LONGEST_WHY else f"{text[: LONGEST_WHY - 4]} ..."
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,14 +160,6 @@ class RunEnds:
             return read_run(self.storage, run).claimant == self.claimant.token
         except FileNotFoundError:
             return False
-
-
-RUNNING = "running"
-ENDED = "ended"
-DID_NOT_SAY = "did not say"
-"""Of a process that was killed, or of a machine that is gone: whoever dies so says nothing."""
-
-_T = TypeVar("_T")
 
 
 class ListedRun(msgspec.Struct, frozen=True):

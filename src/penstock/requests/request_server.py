@@ -1,4 +1,7 @@
-"""Answers requests: a start of the job looks for them in storage, accepts them, and writes their results. Driver."""
+"""Answers requests: a start of the job looks for them in storage, accepts them, and writes their results. Driver.
+
+Requests of the program that runs the job (`LocalRequests`) need no storage, and are reported like all others.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,32 @@ from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
 
+
 LOOK_S = 1.0
+
+
 FORGET_AFTER_S = 3600.0
 """So long after its answer was first seen a request is left for its asker, who deletes it when it has read the answer."""
+
 
 ANSWER_TRIES = 5
 """Storage may be away for a moment. What was done and is not answered would be done again, or taken for late: a stop by the next start."""
 
+
 MOST_WAITING = 100
 """So many requests wait in storage for their turn; what comes beyond them is refused."""
 
-Judge = Callable[[Request], BaseException | None]
-"""Why a request for the end of the job did not get what it asked for; None: it did."""
 
 MOST_TOLD = 1000
 """Beyond so many different troubles with requests some are told again."""
+
+
+FIRST_CHECKPOINT_S = 600.0
+"""So long a stop with a savepoint waits for the first checkpoint of the job."""
+
+
+Judge = Callable[[Request], BaseException | None]
+"""Why a request for the end of the job did not get what it asked for; None: it did."""
 
 
 class Actions(Protocol):
@@ -328,10 +342,6 @@ def _expired(wish: Request, late_s: float) -> str:
         f"the {wish.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of the "
         "machine that runs the job): it was not begun, or a run died over it"
     )
-
-
-FIRST_CHECKPOINT_S = 600.0
-"""So long a stop with a savepoint waits for the first checkpoint of the job."""
 
 
 class LocalRequests:

@@ -1,4 +1,8 @@
-"""The checkpoints of a job, from three accounts of them: the journal, the metadata in storage, and what the running job says. Pure."""
+"""The checkpoints and failures of a job. Pure.
+
+Checkpoints have three sources: the journal, the metadata in storage, and the live progress. Failures have two: the journal and the records
+of the runs.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,25 @@ from penstock.status.view import (
 
 Name = tuple[int, int]
 """Number and run: the same number may be completed by two runs, of which one counts."""
+
+
+DIED = "died"
+
+
+DID_NOT_SAY = "did not say"
+
+
+_FAILED_FOR_GOOD = "failed"
+
+
+_CLOCKS_S = 60.0
+"""So far two clocks, or a heartbeat and a death, may lie apart."""
+
+
+_NUMBER = re.compile(
+    r"\b(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|0x[0-9a-fA-F]+|(?=[a-f]*[0-9])[0-9a-f]{8,}|[0-9]+)\b"
+)
+"""As a word of its own; also an id, or an address."""
 
 
 def history(
@@ -177,11 +200,6 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
     )
 
 
-DIED = "died"
-DID_NOT_SAY = "did not say"
-_FAILED_FOR_GOOD = "failed"
-
-
 def failures(
     events: Sequence[Event],
     runs: Sequence[RunView],
@@ -277,10 +295,6 @@ def _seen_by_a_supervisor(events: Sequence[Event], run: RunView, at: float) -> P
     return next((event for event in of_it if event.at >= run.started_at and event.at >= at - _CLOCKS_S), None)
 
 
-_CLOCKS_S = 60.0
-"""So far two clocks, or a heartbeat and a death, may lie apart."""
-
-
 def _with_the_way_back(
     told: tuple[FailureView, _Last],
     runs: Sequence[RunView],
@@ -341,9 +355,3 @@ def _cause(failure: FailureView) -> tuple[str, str]:
 def without_numbers(text: str) -> str:
     """The same text for events that differ in numbers only."""
     return _NUMBER.sub("#", text)
-
-
-_NUMBER = re.compile(
-    r"\b(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|0x[0-9a-fA-F]+|(?=[a-f]*[0-9])[0-9a-f]{8,}|[0-9]+)\b"
-)
-"""As a word of its own; also an id, or an address."""

@@ -1,21 +1,17 @@
-"""Writes the journal of a job in a thread of its own, in bounded files, and reads it incrementally.
+"""The journal of a job: its files in storage, a writer with a thread of its own, and an incremental reader. Driver and readers.
+
+    events/<started>-<token>-<budget>-<n>.jsonl   events of one writer, one per line; rewritten as it grows, and left alone once n+1 exists
+    runs/<k>.plan                                 the graph and the settings of the job
+    runs/<k>.live                                 its progress
 
 Invariants:
 1. `tell` returns at once and never fails: no batch waits for the journal, and no job fails because of it.
 2. A writer only writes files whose names carry its own token, and never reuses a name. So two runs do not overwrite each other's events.
 3. The newest file of a writer is rewritten as a whole: a reader sees a line or does not.
 4. Only the owner of the job deletes old files, after it has checked its claim.
-
-The files of the journal in storage, and how they are read back: at any time, whatever lies there. Driver; wherever one looks.
-
-    events/<started>-<token>-<budget>-<n>.jsonl   events of one writer, one per line; rewritten as it grows, and left alone once n+1 exists
-    runs/<k>.plan                                 what the job is
-    runs/<k>.live                                 what it does at this moment
-
-Each kind of event belongs to a budget, and each budget has files and limits of its own: no number of checkpoints or of requests deletes the
-story of a failure, or the record of who cancelled the job.
-
-No start reads them. A line that cannot be read is passed over and counted.
+5. Each kind of event belongs to a budget, and each budget has files and limits of its own: no number of checkpoints or of requests deletes
+   the events of a failure, or the record of who cancelled the job.
+6. No start reads these files. A line that cannot be read is skipped and counted.
 """
 
 from __future__ import annotations
@@ -57,16 +53,48 @@ from penstock.status.plan import Plan
 from penstock.storage import Storage
 from penstock.wording import storable
 
+_log = logging.getLogger(__name__)
+
+
+_T = TypeVar("_T")
+
+
 SEGMENT_BYTES = 64 * 1024
 """A file that is as large gets a successor: it is written anew whenever something happens."""
+
+
 KEEP_BYTES = 4 * 1024 * 1024
 """Limit for checkpoints: some thousands of them. Every other budget gets a quarter of it."""
+
+
 KEEP_FILES = 200
 """Limit per budget: each start of the program has files of its own, however little is in them."""
+
+
+PAUSE_S = 0.5
+"""At least so long between two writes: what happens meanwhile is written together."""
+
+
+CLOSE_S = 5.0
+
+
+TOKEN_DIGITS = 16
+
+
+MOST_FILES = 2 * KEEP_FILES
+
+
+MOST_BYTES = KEEP_BYTES + 2 * SEGMENT_BYTES
+"""Limits of what is read of each budget, the newest first: more than is kept, and not all that somebody may have put there."""
+
+
 _EVENTS = msgspec.json.Decoder(Event)
+
+
 _PLANS = msgspec.json.Decoder(Plan)
+
+
 _LIVES = msgspec.json.Decoder(Progress)
-_T = TypeVar("_T")
 
 
 class Budget(enum.StrEnum):
@@ -200,13 +228,6 @@ def _readable(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) ->
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
-
-_log = logging.getLogger(__name__)
-
-PAUSE_S = 0.5
-"""At least so long between two writes: what happens meanwhile is written together."""
-CLOSE_S = 5.0
-TOKEN_DIGITS = 16
 
 May = Callable[[], bool]
 """Whether the storage is still this job's own, or is this run's to delete in. May raise `PenstockError`: then it is asked again later."""
@@ -362,11 +383,6 @@ def _line(event: Event) -> bytes:
 
 def _fields(event: Event) -> list[tuple[str, object]]:
     return [(name, getattr(event, name)) for name in event.__struct_fields__]
-
-
-MOST_FILES = 2 * KEEP_FILES
-MOST_BYTES = KEEP_BYTES + 2 * SEGMENT_BYTES
-"""Limits of what is read of each budget, the newest first: more than is kept, and not all that somebody may have put there."""
 
 
 class JournalReader:

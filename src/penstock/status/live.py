@@ -1,4 +1,7 @@
-"""The progress of a running job. The observer fills it, the run writes it to `runs/<k>.live` every second. Data only."""
+"""The progress of a running job. The observer fills it, and the run writes it to `runs/<k>.live` every second. Pure.
+
+From it follow the unread rows of each source, the age of that number, and whether the job has caught up.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,10 @@ from penstock.wording import counted, named
 
 LIVE_S = 1.0
 """How often it is written."""
+
+
+MOST_BATCHES = 40
+"""The number of recent batches that are reported one by one."""
 
 
 class SourceLive(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +68,6 @@ class SinkLive(msgspec.Struct, frozen=True, kw_only=True):
     down: str = ""
     """Why commits fail; '' when they succeed."""
     bad_records: int = 0
-
-
-MOST_BATCHES = 40
-"""The number of recent batches that are reported one by one."""
 
 
 class BatchLive(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""What a job is, as a run writes it down once: `runs/<k>.plan`. Data only; driver."""
+"""What a job is: its graph from sources to sinks, its settings, its guarantees. A run writes it once, as `runs/<k>.plan`. Pure; driver."""
 
 from __future__ import annotations
 

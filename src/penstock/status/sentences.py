@@ -1,4 +1,4 @@
-"""The one set of sentences for events: pages, `penstock watch` and the journal page only style them. Pure."""
+"""The one set of sentences for events and for the log. Pages, `penstock watch` and terminals only style them. Pure."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""What a supervisor and the program that it started say to each other: a JSON line each, over one socket. Both ends on one machine.
+"""The channel between a supervisor and the program that it started: JSON lines over one socket, on one machine.
 
-The program inherits the socket; its number is in the environment. Neither end needs the other: a supervisor whose program says nothing goes
-by how that ends, and a program whose supervisor is gone goes on alone.
-
-The program's end of the socket to its supervisor: says how the job comes along, and hears wishes. Driver, in the program.
+The program inherits the socket; its number is in the environment. Neither end needs the other: if the program reports nothing, the
+supervisor goes by its exit code, and a program whose supervisor is gone goes on alone.
 
 Signals reach a supervised program twice: systemd, `timeout` and a terminal send them to all processes, and the supervisor passes on its
-own. So the program leaves the decision to the supervisor: a signal that comes to it is told, and only what is wished over the socket
-counts. When the supervisor is gone, or does not answer, the program is on its own again, and so are its signals.
+own. So the program leaves the decision to the supervisor: it reports a signal, and only a request over the socket counts. When the
+supervisor is gone, or does not answer, the program handles its signals itself again.
 """
 
 from __future__ import annotations
@@ -27,13 +25,29 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.decoding import decoded
 from penstock.errors import PenstockError, exit_code_of
 
+_log = logging.getLogger(__name__)
+
+
 ENVIRONMENT = "PENSTOCK_SUPERVISOR_FD"
 """Has the number of the socket, and which one it is: what a program starts may have the variable, and another socket of that number."""
+
+
 ID_ENVIRONMENT = "PENSTOCK_SUPERVISOR_ID"
 """Has a word that all attempts of one supervisor have in common, see `ownership.attempts`."""
+
+
 LONGEST_LINE = 64 * 1024
+
+
 LONGEST_TEXT = 2000
 """Characters of an error: it may have a user's rows in it."""
+
+
+ANSWER_S = 3.0
+"""So long a supervisor has to say what follows from a signal."""
+
+
+_RECEIVE = 4096
 
 
 def socket_name(number: int) -> str:
@@ -60,7 +74,7 @@ class ProgramReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The class of the error with which the job failed."""
     why: str = ""
     exit_code: int = 0
-    """Which code that failure has, see `exit_codes`: a program of the user's may end with any."""
+    """Which code that failure has, see `errors.exit_code_of`: a program of the user's may end with any."""
 
 
 class SignalRequest(msgspec.Struct, frozen=True):
@@ -70,6 +84,8 @@ class SignalRequest(msgspec.Struct, frozen=True):
 
 
 SAID = msgspec.json.Decoder(ProgramReport)
+
+
 WISHES = msgspec.json.Decoder(SignalRequest)
 
 
@@ -103,11 +119,6 @@ def read_said(lines: list[bytes]) -> list[ProgramReport]:
     return found
 
 
-_log = logging.getLogger(__name__)
-
-_RECEIVE = 4096
-ANSWER_S = 3.0
-"""So long a supervisor has to say what follows from a signal."""
 ALONE = (
     "the supervisor of this job is gone (penstock run --keep-alive, pid %d): the job goes on, and nobody starts it again if it dies; "
     "to have it kept alive again, stop it and start it anew"
