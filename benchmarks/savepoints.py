@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.beside import create_beside
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from penstock.storage import LocalStorage
 
 CHANGED = 10_000

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from penstock.operators.window.kinds import WindowProcess
     from penstock.progress import show_progress
     from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
+    from penstock.spark.local_session import local_session
     from penstock.spark.saved_state import read_savepoint, read_state
     from penstock.spark.savepoint_rewriting import rewrite_savepoint
     from penstock.spark.savepoint_writing import write_savepoint
-    from penstock.spark.session import local_session
     from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
     from penstock.status.listeners import Listener
     from penstock.status.otel import OpenTelemetry
@@ -148,7 +148,7 @@ _LATE_NAMES = LateNames(
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",
         "fixed_delay": "recovery.restart",
-        "local_session": "spark.session",
+        "local_session": "spark.local_session",
         "no_restart": "recovery.restart",
         "read_savepoint": "spark.saved_state",
         "read_state": "spark.saved_state",

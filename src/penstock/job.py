@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.savepoint.restore import GivenSavepoint
-    from penstock.spark.handle import JobHandle
+    from penstock.spark.job_handle import JobHandle
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -170,7 +170,7 @@ class Job:
         `listeners`: objects that are told what happens to the job, see `Listener`.
         """
         refuse_while_loading("start()")
-        from penstock.spark.handle import JobHandle
+        from penstock.spark.job_handle import JobHandle
         from penstock.spark.status import StartOptions
 
         if restore is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.operators.window.kinds import TimeWindow
     from penstock.recovery.restart import RestartStrategy
     from penstock.savepoint.contents import OperatorContents
-    from penstock.spark.handle import JobHandle
+    from penstock.spark.job_handle import JobHandle
     from penstock.spark.saved_state import SavedState
     from penstock.spark.status import Status
     from penstock.status.events import Event
@@ -87,7 +87,7 @@ _LATE_NAMES = LateNames(
         "Context": "operators.process.keyed",
         "Event": "status.events",
         "Guarantee": "guarantee",
-        "JobHandle": "spark.handle",
+        "JobHandle": "spark.job_handle",
         "JsonLines": "log_fields",
         "KeyedStream": "keyed_streams",
         "LogFields": "log_fields",

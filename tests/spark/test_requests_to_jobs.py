@@ -34,7 +34,7 @@ from pathlib import Path
 from pyspark.sql import functions as F
 import penstock as ps
 from penstock.savepoint import make
-from penstock.spark.session import local_session
+from penstock.spark.local_session import local_session
 
 root, hangs, *names = Path(sys.argv[1]), sys.argv[2] == "hangs", *sys.argv[3:]
 

@@ -27,7 +27,7 @@ JOBS = """
 import sys, time
 from pathlib import Path
 import penstock as ps
-from penstock.spark.session import local_session
+from penstock.spark.local_session import local_session
 
 root = Path(sys.argv[1])
 
@@ -62,7 +62,7 @@ run("term-twice")
 """
 STAYING = "import signal; signal.pause()\n"
 """Until the signal: whoever looks late, on a slow machine, finds its Java all the same."""
-STARTING = f"from penstock.spark.session import local_session\nlocal_session('signals')\n{STAYING}"
+STARTING = f"from penstock.spark.local_session import local_session\nlocal_session('signals')\n{STAYING}"
 STARTING_JOB = f"from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate()\n{STAYING}"
 
 

@@ -27,6 +27,7 @@ from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Moment
@@ -38,7 +39,6 @@ from penstock.state.merge_orders import (
     MergeOrders,
     replaced,
 )
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from services.patience import PATIENCE_S

@@ -109,7 +109,7 @@ def test_types_of_the_door_are_those_that_jobs_use() -> None:
 
     assert outcome.__annotations__["handle"] == "ps.types.JobHandle"
     assert {"JobHandle", "Status"} <= set(dir(ps.types))
-    assert ps.types.JobHandle.__module__ == "penstock.spark.handle"
+    assert ps.types.JobHandle.__module__ == "penstock.spark.job_handle"
     assert ps.types.Status("stopped") is ps.types.Status.STOPPED
     word: str = ps.types.Status.STOPPED
     assert word == f"{ps.types.Status.STOPPED}" == "stopped"

@@ -100,7 +100,7 @@ def _find(module: ModuleType, file: Path, name: str | None) -> Job | Callable[..
 
 
 def _made_by(function: Callable[..., object], file: Path) -> Job:
-    from penstock.spark.session import local_session
+    from penstock.spark.local_session import local_session
 
     spark = local_session(file.stem)
     with _blaming(file):

@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _work(settings: DemoSettings, point: KillPoint | None) -> None:
-    from penstock.spark.session import local_session
+    from penstock.spark.local_session import local_session
 
     inner = LocalStorage(settings.storage_path / JOB)
     last_words = _LastWords(settings.mode, point)

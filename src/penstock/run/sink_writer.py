@@ -24,9 +24,9 @@ from penstock.ids import SubtaskId
 from penstock.log_fields import about
 from penstock.operators.bad_records import BadRecords, reason_of
 from penstock.run.assignment import Assignment, BadCount, Executor, SinkAnswer
-from penstock.run.task_failures import tell_failure
+from penstock.run.task_failures import report_failure
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ Trial = Callable[[pa.RecordBatch], BadRecordError | None]
 
 
 @dataclass
-class Sifter:
+class TransactionWriter:
     """The rows of one task on their way into one sink."""
 
     sink: TwoPhaseCommitSink
@@ -218,14 +218,14 @@ class SinkWriter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         context = self._context()
         bad = BadRecords(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
-        sifter, rows_in = Sifter(self.sink, context, bad), _Input(batches)
+        sifter, rows_in = TransactionWriter(self.sink, context, bad), _Input(batches)
         try:
             write = sifter.write_all if self.on_bad_record is OnBadRecord.FAIL else sifter.write
             rows = write(rows_in)
         except Exception as error:
             self._abort(sifter.open)
             if error is not rows_in.error:
-                tell_failure(self.executor, self.assignment, SubtaskId(self.uid, context.subtask), error)
+                report_failure(self.executor, self.assignment, SubtaskId(self.uid, context.subtask), error)
             raise
         prepared = self._pre_committed(context, sifter.open, rows)
         count = BadCount(bad.count, bad.count + rows, bad.first_reason)

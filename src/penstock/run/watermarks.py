@@ -381,7 +381,9 @@ def _restored(settings: TimeSettings, reached: SourceTime | None, now_us: int) -
     return _Source(settings, partitions, LONG_AGO_US if reached is None else reached.watermark_us, now_us)
 
 
-def woken(handles: Iterable[StateHandle], watermarks_us: Mapping[str, int], now_us: int) -> frozenset[str]:
+def due_operators(
+    handles: Iterable[StateHandle], watermarks_us: Mapping[str, int], now_us: int
+) -> frozenset[str]:
     """The operators in whose state something is due when their watermark has come to this, and the clock to that."""
     return frozenset(
         handle.subtask.uid
@@ -400,7 +402,7 @@ def waiting_in_event_time(handles: Iterable[StateHandle]) -> dict[str, int]:
     return found
 
 
-def refuse_waiting(handles: Iterable[StateHandle]) -> None:
+def refuse_pending_timers(handles: Iterable[StateHandle]) -> None:
     """Raise `UserCodeError` if anything waits in event time, which has come to its end: it would never come."""
     for uid, first_us in waiting_in_event_time(handles).items():
         raise UserCodeError(
@@ -417,7 +419,7 @@ def _moment(us: int) -> str:
         return f"{us} us after 1970"
 
 
-def living_by_event_time(layouts: Mapping[str, StateLayout]) -> frozenset[str]:
+def expiring_by_event_time(layouts: Mapping[str, StateLayout]) -> frozenset[str]:
     """The operators with state that ends with event time."""
     return frozenset(
         uid

@@ -18,8 +18,8 @@ from typing import IO
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.handle import FileRef
+from penstock.state.local_files import HASHED_FILES
 from penstock.storage import Storage
 
 FILES_AT_ONCE = 8

@@ -160,7 +160,7 @@ def _tour(folder: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
     import penstock as ps
-    from penstock.spark.session import local_session
+    from penstock.spark.local_session import local_session
 
     class Last(ps.KeyedProcess):
         newest = ps.ValueState("long", default=0)

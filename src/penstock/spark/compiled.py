@@ -113,7 +113,7 @@ def batch_settings(session: SparkSession, *, own_shuffles: bool, parallelism: in
 
 
 @contextmanager
-def in_force(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+def with_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Plan with these settings, and leave the session as it was: Spark plans the sources of the next batch in it."""
     before = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():

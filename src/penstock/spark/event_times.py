@@ -131,7 +131,7 @@ def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
     )
 
 
-def with_believed_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
+def with_trusted_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
     """The rows with no time where it lies after this moment."""
     believed = in_microseconds(TimeColumn(column), frame) <= F.lit(latest_us)
     return frame.withColumn(column, F.when(believed, F.col(quoted(column))))

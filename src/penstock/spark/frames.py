@@ -29,7 +29,7 @@ from penstock.run.sink_writer import Fused, SinkWriter
 from penstock.run.subtask import Subtask
 from penstock.spark.compiled import Compiled
 from penstock.spark.dead_letters import LETTERS
-from penstock.spark.event_times import NewestTimes, with_believed_times
+from penstock.spark.event_times import NewestTimes, with_trusted_times
 from penstock.spark.key_columns import (
     normalised,
     placed_by_key,
@@ -49,7 +49,7 @@ from penstock.spark.operators.base import (
     tagged,
     waking_all,
 )
-from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
+from penstock.spark.tasks import ReadableErrors, RenamedColumns, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 
 SOURCE = "__source"
@@ -262,7 +262,7 @@ class BatchFrames:
         column = named if time is None else time.column
         if ahead_us is None or column is None:
             return frame
-        return with_believed_times(column, frame, self.assignment.now_us + ahead_us)
+        return with_trusted_times(column, frame, self.assignment.now_us + ahead_us)
 
     def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
         """Rows in their subtasks. Spark's own shuffle may have put every key where it belongs: it is the whole that is looked at, because
@@ -305,7 +305,7 @@ def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
     plain = _plain_names(rows, names)
     if plain != names:
         rows = rows.toDF(*plain)
-    return rows.mapInArrow(Readable(Renamed(names, task)), result)
+    return rows.mapInArrow(ReadableErrors(RenamedColumns(names, task)), result)
 
 
 def _plain_names(rows: DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _options(leaf: Any) -> Mapping[str, str]:
     return dict(leaf.extraOptions().asCaseSensitiveMap())
 
 
-def looked_at(frame: DataFrame) -> frozenset[str]:
+def referenced_columns(frame: DataFrame) -> frozenset[str]:
     """The names of all columns that something in the optimised plan of a DataFrame looks at: what is not needed is not among them."""
     found: set[str] = set()
     for node in _walk(frame._jdf.queryExecution().optimizedPlan()):

@@ -33,21 +33,21 @@ from penstock.savepoint.manifest import Manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
 from penstock.spark.compiled import Compiled, compile_job, plan_of, spec_of
 from penstock.spark.failure_messages import (
-    add_what_follows,
-    allowed,
-    comes_again,
-    given_up,
-    last_words,
-    may_come_up,
+    add_next_step,
+    failed_for_good,
+    repeated_failure,
     restart_line,
+    retries_start,
+    why_final,
+    why_restarted,
 )
 from penstock.spark.inspection import guarantee_of
+from penstock.spark.local_session import is_alive
 from penstock.spark.positions import LatestPositions, check_log_positions
 from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
-from penstock.spark.session import is_alive
 from penstock.spark.status import StartOptions, Status
-from penstock.spark.tasks import take_over_all
+from penstock.spark.tasks import run_restore_tasks
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.status import sentences
 from penstock.status.reporter import STARTING, STOPPING, JobReporter
@@ -136,7 +136,7 @@ class JobRunner:
         if (watching := supervisor()) is not None:
             watching.say(ProgramReport(storage=job.storage.uri))
         if options.restore is not None or options.takeover:
-            options = options.not_again(earlier_attempts(job.storage, supervised_by()))
+            options = options.without_done_actions(earlier_attempts(job.storage, supervised_by()))
         if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
@@ -145,10 +145,10 @@ class JobRunner:
             if page is not None:
                 if_refused.callback(page.close)
                 sentences.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
-            life = cls._made(job, options, page)
-            life._begin()
+            runner = cls._made(job, options, page)
+            runner._begin()
             if_refused.pop_all()
-        return life
+        return runner
 
     @classmethod
     def _made(cls, job: Job, options: StartOptions, page: Beside | None) -> JobRunner:
@@ -175,7 +175,7 @@ class JobRunner:
         try:
             self.run = self._prepared_run()
         except BaseException as error:
-            if may_come_up(error):
+            if retries_start(error):
                 self._not_up = error
             else:
                 self.status = Status.FAILED
@@ -218,7 +218,7 @@ class JobRunner:
             self._options.changes,
             claimant=self._claimant,
             clock=SYSTEM_CLOCK,
-            run_tasks=partial(take_over_all, self.compiled.session),
+            run_tasks=partial(run_restore_tasks, self.compiled.session),
             wanted=self._restore,
             latest=self._latest,
             on_restored=self.observer.restored,
@@ -257,7 +257,7 @@ class JobRunner:
             savepoint,
             self._options.changes,
             clock=SYSTEM_CLOCK,
-            run_tasks=partial(take_over_all, self.compiled.session),
+            run_tasks=partial(run_restore_tasks, self.compiled.session),
             latest=self._latest,
             rekey=self._rekey,
             token=self._claimant.token,
@@ -288,8 +288,8 @@ class JobRunner:
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
             self.status, self.failure = Status.FAILED, error
             _log.debug("job %s failed for good", self.job.name, exc_info=error)
-            self.reporter.run_failed(error, None, last_words(error))
-            add_what_follows(error, self.observer.progress)
+            self.reporter.run_failed(error, None, why_final(error))
+            add_next_step(error, self.observer.progress)
             return error
         self.status = self._ended_as()
         return met
@@ -448,19 +448,19 @@ class JobRunner:
         if not self.job.restart.counts_attempts and would_come_again(
             met, times_s, available_now=self._options.available_now
         ):
-            raise comes_again(self.job.name, error, met)
+            raise repeated_failure(self.job.name, error, met)
 
     def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
         if delay_s is None:
             why = f"After {counted(len(met), 'failure')} the restart strategy {self.job.restart} allows no further restart."
-            raise given_up(self.job.name, error, why, failures=len(met))
+            raise failed_for_good(self.job.name, error, why, failures=len(met))
         met_before = bool(met[-1].cause) and met[-1] in met[:-1]
         _log.warning(
             "%s",
             restart_line(self.job.name, error, delay_s, self.observer.progress, met_before=met_before),
             extra=about(checkpoint=self.observer.progress.checkpoint, error=error),
         )
-        self.reporter.run_failed(error, delay_s, allowed(str(self.job.restart), len(met), delay_s))
+        self.reporter.run_failed(error, delay_s, why_restarted(str(self.job.restart), len(met), delay_s))
         self._ends.restarted(error)
         self.status = Status.RESTARTING
         self.observer.restarting()

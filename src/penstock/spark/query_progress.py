@@ -136,7 +136,7 @@ def waits(status: Mapping[str, Any]) -> bool:
     return str(status["message"]).startswith(WAITING) and not status["isTriggerActive"]
 
 
-class Silence:
+class IdleCheck:
     """Of one query. Asked again and again while no batch runs."""
 
     def __init__(self, trigger_s: float) -> None:

@@ -100,7 +100,7 @@ class SparkExecutor:
 
 
 @dataclass
-class Renamed:
+class RenamedColumns:
     """A task whose rows may come under other names than their own: they get those that the plan promises, by position."""
 
     names: tuple[str, ...]
@@ -111,18 +111,18 @@ class Renamed:
 
 
 @dataclass
-class Readable:
+class ReadableErrors:
     """A task whose exceptions Spark can read. Its worker writes them as UTF-8: for one that cannot be written Spark waits for ever."""
 
     task: Task
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
-        with readable():
+        with readable_errors():
             yield from self.task(batches)
 
 
 @contextmanager
-def readable() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """What is raised inside can be read by Spark."""
     try:
         yield
@@ -140,13 +140,13 @@ class _InATask:
     """How many are done."""
 
     def __call__(self, encoded: bytes) -> bytes:
-        with readable():
+        with readable_errors():
             taken = self.work(_HANDLES.decode(encoded), _task().taskAttemptId())
             self.done.add(1)
             return msgspec.json.encode(taken)
 
 
-def take_over_all(
+def run_restore_tasks(
     session: SparkSession, work: RestoreTask, handles: Sequence[StateHandle]
 ) -> Sequence[RestoredSubtask]:
     """Do the work of every handle, as one Spark job."""

@@ -31,7 +31,7 @@ from penstock.lazy_imports import optional_package
 from penstock.sinks.bad_rows import refuse_large, value_bytes
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 PREFIX = "_penstock:"
 _NUMBERS = re.compile(rb"(\d+) (\d+)")

@@ -17,7 +17,7 @@ from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.json_text import json_lines, unsupported_in_json
 from penstock.sinks.sqlite.values import storage_batch, storage_class
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 
 class KeyTemplate:

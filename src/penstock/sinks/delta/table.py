@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from penstock.errors import ConfigError
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 _KNOWN_FEATURES = {"appendOnly", "checkConstraints", "invariants", "timestampNtz", "v2Checkpoint"}
 """What a table may ask of its writers without asking anything of an append of plain Parquet files."""

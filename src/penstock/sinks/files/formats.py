@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import json_lines, refuse_odd_years, unsupported_in_json
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 MAX_BUFFERED_BYTES = 64 << 20
 _FILE_BUFFER_BYTES = 1 << 20

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.json_text import refuse_odd_years
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAME_BYTES = 255

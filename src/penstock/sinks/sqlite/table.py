@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.sinks.sqlite.values import is_plain_text, storage_class
 from penstock.sinks.tables import check_columns, check_declared, quoted_name
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 # Which declared affinities keep a value as it is (https://sqlite.org/datatype3.html, section 3).
 _KEPT_BY = {

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 
 def storage_class(data_type: pa.DataType) -> str:

@@ -37,7 +37,7 @@ from penstock.sinks.sql.values import (
     plain_texts,
     sql_type,
 )
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")

@@ -127,7 +127,7 @@ def _import_meanwhile() -> None:
     """Java takes seconds to come up, in a process of its own: what a job is going to need is imported beside it."""
     for module in (
         "penstock.job",
-        "penstock.spark.handle",
+        "penstock.spark.job_handle",
         "penstock.spark.foreground",
         "pyspark.sql.functions",
     ):

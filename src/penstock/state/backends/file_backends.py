@@ -1,23 +1,26 @@
-"""The backend `filesystem`: sorted immutable files, memory-mapped. Runs in tasks on executors.
+"""The backends `filesystem` and `memory`, which keep state in sorted immutable files. Run in tasks on executors.
 
-A batch writes its changed rows as one new file. The files are merged in the background (`merge_policy` says which, `snapshot.merger`
-does it). They are the snapshot themselves: a checkpoint uploads the new ones and names the old ones.
+`filesystem`: a batch writes its changed rows as one new file, and reads files through memory maps. Files are merged in the background
+(`choose_merge` chooses them, `snapshot.merger` merges them). The files are the snapshot: a checkpoint uploads the new ones and refers to
+the old ones.
 
-Which sorted files to merge, decided from their sizes alone. Pure; driver and executors.
+Merges are chosen from sizes alone, which is pure. They are size-tiered: a file's level is the logarithm of its bytes, and `FAN_IN` files
+of a level become one file of a higher level. So a row is rewritten once per level, and the number of files grows with the logarithm of
+the state.
 
-Size-tiered: a file's level is the logarithm of its bytes, and `FAN_IN` files of a level become one file of a higher level. So a row
-is rewritten once a level, and the number of files grows with the logarithm of the state.
+Space: overwritten and deleted rows stay in older files until a merge drops them. When the files before the oldest have grown as large as
+the oldest, with tombstones weighed twice by the rows they hide, everything becomes one file. So the files of a subtask take at most twice
+the live size, or four times where most rows were deleted, in addition to the running merge.
 
-Space: what was overwritten or deleted stays in older files until it is merged away. When the files before the oldest have grown as large as
-the oldest, tombstones weighed twice by the rows they hide, everything becomes one file. So the files of a subtask take at most twice
-what is alive, four times where most of it was deleted, besides what is being merged at the moment.
+Expired values: a file that has faded (`state/lifetimes.py`: half of its mortal values have expired) is rewritten without them when no other
+merge is due. All such rewrites of a file together write little more than the file once more. In the oldest file, rows without any
+remaining value are dropped. In other files they become tombstones, unless the older files are small enough to be merged along.
 
-Expired values: a file that has faded (`state/lifetimes.py`: half of what is mortal in it has expired) is written anew without them, when
-nothing else is due. So all such rewrites of a file together write little more than the file once more. Where it is the oldest, rows of
-which nothing is left are dropped; elsewhere they become tombstones, unless the older files are small enough to go along.
+A subtask has at most one background merge at a time. The batch itself only merges tiny files, at no visible cost, and the newest of
+more than `INLINE_FILES` files, which only happens when files arrive faster than the background merges them.
 
-One merge at a time is chosen for a subtask, in the background. The batch itself merges only what is tiny, at no cost that could be seen;
-and the newest of more than `INLINE_FILES` files, which happens only where files come faster than the background can follow.
+`memory`: all state of a subtask is one inline sorted file of at most a few megabytes inside the checkpoint, rewritten in every batch that
+changes it. For tests and tiny jobs.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.errors import ConfigError
 from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.fetch import open_files, open_verified
-from penstock.state.backends.sorted_file import SortedFile, write_sorted_file
+from penstock.state.backends.sorted_file import SortedFile, encode_sorted_file, write_sorted_file
 from penstock.state.backends.sorted_state import SortedState, merged
 from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment
@@ -204,3 +208,71 @@ def write_merged(
     """Merge sorted files into one; None, and no file, when no row is left."""
     rows, header = merged(workplace, layout, files, keep_tombstones=keep_tombstones)
     return write_sorted_file(path, name, rows, layout=layout, header=header, time=workplace.time)
+
+
+DEFAULT_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class MemoryBackend(StateBackend):
+    """Keep state inline, up to `limit_bytes` for each subtask."""
+
+    name = "memory"
+
+    def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        if limit_bytes <= 0:
+            raise ConfigError(
+                f"the limit of backend 'memory' is {limit_bytes} bytes: it must be positive",
+                limit_bytes=limit_bytes,
+            )
+        self.limit_bytes = limit_bytes
+
+    @override
+    def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> MemoryState:
+        return MemoryState(workplace, layout, open_files(workplace, layout, handle), handle, self.limit_bytes)
+
+
+class MemoryState(SortedState):
+    """At most one sorted file, inline."""
+
+    backend = MemoryBackend.name
+
+    def __init__(
+        self,
+        workplace: Workplace,
+        layout: StateLayout,
+        files: tuple[SortedFile, ...],
+        before: StateHandle | None,
+        limit_bytes: int,
+    ) -> None:
+        super().__init__(workplace, layout, files, before)
+        self._limit_bytes = limit_bytes
+
+    @override
+    def freeze(self) -> StateHandle:
+        fresh = self._fresh()
+        if not fresh and self._settled():
+            return self._handle(tuple(file.ref for file in self._files if file.ref is not None))
+        files = [*fresh, *self._files]
+        self._check_unchanged(files)
+        rows, header = merged(self._workplace, self._layout, files, keep_tombstones=False)
+        ref = encode_sorted_file(rows, layout=self._layout, header=header, time=self._workplace.time)
+        if ref is None:
+            return self._handle(())
+        self._check_size(ref.size)
+        return self._handle((ref,))
+
+    def _settled(self) -> bool:
+        inline = all(self._wrote(file) and file.ref is not None and not file.ref.name for file in self._files)
+        return not self._purging and len(self._files) <= 1 and inline
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limit_bytes:
+            raise ConfigError(
+                f"the state of {self._workplace.subtask} has {size} bytes, more than the {self._limit_bytes} "
+                'bytes that backend="memory" allows for each subtask; '
+                'choose backend="filesystem" or raise the limit',
+                operator=self._workplace.subtask.uid,
+                subtask=self._workplace.subtask.index,
+                size=size,
+                limit_bytes=self._limit_bytes,
+            )
