@@ -1,6 +1,6 @@
 """The runs that a job has had, and how they ended: `runs/<k>.ended`. Driver, and readers of the job's storage.
 
-The records are for people. No start reads them and no job fails because one cannot be written. A record that cannot be read is shown as such.
+The records are for people. No start reads them and no job fails because one cannot be written. Unreadable records are shown as such.
 """
 
 from __future__ import annotations
