@@ -18,8 +18,8 @@
 Runs on the driver and on executors. Exceptions do not cross from an executor to the driver as objects,
 so whatever the coordinator must decide on travels as data, never as one of these.
 
-A refused login is a wrong setting, and not an outage. Clients of databases raise an operational error for both; the codes and texts of servers
-tell them apart (`refuses_login`). A supervisor decides by the exit code of the program whether it starts it again.
+A refused login is a wrong setting, and not an outage. Clients of databases raise an operational error for both; `refuses_login` goes by
+the codes and texts of the servers. A supervisor decides by the exit code of the program whether it starts it again.
 """
 
 from __future__ import annotations

@@ -36,9 +36,8 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.state_plan import redistribute
-from penstock.snapshot.mailbox import Address
+from penstock.snapshot.mailbox import Address, MergeDone
 from penstock.snapshot.merger import Merge, perform
-from penstock.snapshot.messages import MergeDone
 from penstock.state import local_files
 from penstock.state.backends import (
     FilesystemBackend,

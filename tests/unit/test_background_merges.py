@@ -21,9 +21,8 @@ from builders.protocol_story import Story, only
 from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.snapshot.mailbox import Address, Mailbox
+from penstock.snapshot.mailbox import Address, Mailbox, MergeDone, MergeFailed, Message
 from penstock.snapshot.merger import Merge, Merger, perform
-from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import StateLayout, Workplace

@@ -14,8 +14,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Mailbox
-from penstock.snapshot.messages import Message, UploadDone
+from penstock.snapshot.mailbox import Mailbox, Message, UploadDone
 from penstock.snapshot.transfer import Room, store_all
 from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.handle import FileRef, StateHandle

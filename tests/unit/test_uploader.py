@@ -13,8 +13,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Address, Mailbox
-from penstock.snapshot.messages import Message, UploadDone, UploadFailed
+from penstock.snapshot.mailbox import Address, Mailbox, Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newest
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.local_files import fingerprint

@@ -10,8 +10,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError
-from penstock.sinks.sql.postgres.server import PostgresSession
-from penstock.sinks.sql.postgres.values import TYPES
+from penstock.sinks.sql.postgres_server import PostgresSession
+from penstock.sinks.sql.postgres_values import TYPES
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.sql.table import STAGED_KEY, Column, Layout, TargetTable
 from penstock.sinks.sql.values import ValueKind, fraction_digits, kind_of, needed_scale

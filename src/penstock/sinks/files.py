@@ -32,12 +32,17 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import CommitLostError, ConfigError
-from penstock.sinks.files import partitions
-from penstock.sinks.files.formats import file_format
-from penstock.sinks.files.partitions import PartitionFolders
-from penstock.sinks.files.staged_files import MANIFEST, StagedFiles, StagedManifest, read_manifest
-from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.staging import (
+from penstock.sinks.file_formats import file_format
+from penstock.sinks.staged_files import (
+    MANIFEST,
+    PartitionFolders,
+    StagedFiles,
+    StagedManifest,
+    check_partition_columns,
+    read_manifest,
+)
+from penstock.sinks.staging import (
+    CommitLog,
     StagedTransaction,
     check_writable,
     commit_errors,
@@ -92,7 +97,7 @@ class Files(TwoPhaseCommitSink):
                 f"columns appear more than once: {repeated}; rename them before write_to", columns=repeated
             )
         if self.partition_by:
-            partitions.check(schema, self.partition_by)
+            check_partition_columns(schema, self.partition_by)
         self.format.check(pa.schema([field for field in schema if field.name not in self.partition_by]))
         called = f"the folder {self.path} of a {type(self).__name__} sink"
         check_writable(self.path / _HIDDEN, called, below=self.path.parent)

@@ -10,9 +10,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError
-from penstock.sinks.sql.mysql.errors import pymysql_module
-from penstock.sinks.sql.mysql.server import server_kind
-from penstock.sinks.sql.mysql.values import type_for
+from penstock.sinks.sql.mysql_server import pymysql_module, server_kind
+from penstock.sinks.sql.mysql_values import type_for
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.sql.table import STAGED_KEY, Column, TargetTable
 from penstock.sinks.sql.values import fraction_digits, needed_scale

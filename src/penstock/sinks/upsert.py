@@ -1,7 +1,7 @@
 """Sinks that write by key, so that the same rows twice are no harm. In tasks, or on the driver when the checkpoint completes.
 
 visible="at once"                each task writes at its end, before the checkpoint is complete
-visible="with the checkpoint"    rows are staged (see `penstock.sinks.staged.sink`) and written when it is complete
+visible="with the checkpoint"    rows are staged (see `penstock.sinks.staged_sink`) and written when it is complete
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import CommitLostError, ConfigError, InternalError
-from penstock.sinks.staged.sink import HandoverSink
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.staged_sink import HandoverSink
+from penstock.sinks.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
 AT_ONCE = "at once"

@@ -11,14 +11,12 @@ from typing_extensions import override
 
 from penstock.config import Duration
 from penstock.sinks.bad_rows import Change, bad_record, row_at
-from penstock.sinks.sql.mysql.errors import REFUSED_ROWS, code, pymysql_module
-from penstock.sinks.sql.mysql.server import MySQLServer
-from penstock.sinks.sql.mysql.table import MySQLTable
-from penstock.sinks.sql.mysql.values import changed_values, python_rows
-from penstock.sinks.sql.server import SqlServer, checked_lock_timeout_s
-from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink
+from penstock.sinks.sql.mysql_server import REFUSED_ROWS, MySQLServer, code, pymysql_module
+from penstock.sinks.sql.mysql_table import MySQLTable
+from penstock.sinks.sql.mysql_values import changed_values, python_rows
+from penstock.sinks.sql.server import SqlServer, SqlTransaction, checked_lock_timeout_s
+from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
 from penstock.sinks.sql.table import STAGED_KEY, Layout
-from penstock.sinks.sql.transaction import SqlTransaction, checked_identifier, checked_way
 from penstock.sinks.tables import quoted_name
 
 _STATEMENT_BYTES = 500_000

@@ -25,15 +25,12 @@ from typing_extensions import override
 
 from penstock.config import Duration
 from penstock.sinks.bad_rows import Change, bad_record, row_at
-from penstock.sinks.sql.postgres.binary import binary_rows
-from penstock.sinks.sql.postgres.errors import refused_row
-from penstock.sinks.sql.postgres.server import PostgresServer
-from penstock.sinks.sql.postgres.table import PostgresColumn, PostgresTable, locked
-from penstock.sinks.sql.postgres.values import csv_rows
+from penstock.sinks.sql.postgres_server import PostgresServer, refused_row
+from penstock.sinks.sql.postgres_table import PostgresColumn, PostgresTable, locked
+from penstock.sinks.sql.postgres_values import binary_rows, csv_rows
 from penstock.sinks.sql.server import SqlSession, checked_lock_timeout_s
-from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink
+from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
 from penstock.sinks.sql.table import STAGED_KEY
-from penstock.sinks.sql.transaction import checked_identifier, checked_way
 from penstock.sinks.sql.values import is_bytes, is_text, plain_texts
 from penstock.sinks.tables import quoted_name
 

@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError, refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
-from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
-from penstock.sinks.by_key.sql_upsert_statement import (
+from penstock.sinks.json_text import json_texts
+from penstock.sinks.tables import check_columns
+from penstock.sinks.upsert import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
+from penstock.sinks.upsert_statement import (
     ON_CONFLICT,
     PARAMSTYLES,
     STYLES,
@@ -25,8 +27,6 @@ from penstock.sinks.by_key.sql_upsert_statement import (
     is_refused_alone,
     paramstyle_of,
 )
-from penstock.sinks.json_text import json_texts
-from penstock.sinks.tables import check_columns
 from penstock.sinks.user_functions import checked_function, shown_function
 
 _LONGEST_ROW = 500

@@ -32,9 +32,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, CommitLostError
-from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.staging import (
+from penstock.sinks.staging import (
     PRIVATE_FOLDER,
+    CommitLog,
     StagedTransaction,
     check_writable,
     create_private,

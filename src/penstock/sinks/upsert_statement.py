@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.sinks.sql.mysql.errors import REFUSED_ROWS
+from penstock.sinks.sql.mysql_server import REFUSED_ROWS
 from penstock.sinks.tables import quoted_name
 
 ON_CONFLICT = "on conflict"

@@ -3,29 +3,37 @@
     <path>                                              the database, with a record of each commit in it
     <path>.penstock/<job>/<sink>/<transaction>.arrow    staged rows, already in the form that SQLite stores
 
-A commit is ONE SQLite transaction that inserts the rows and the record (see `database`); then the
+A commit is ONE SQLite transaction that inserts the rows and the record (see `write_transaction`); then the
 staged file is deleted. What a crash leaves is one of: staged and not recorded (commit inserts), recorded
 and still staged (commit deletes the file), recorded and not staged (done), neither (`CommitLostError`).
+
+A SQLite file as a sink uses it: connections, the record of commits, and what its errors mean. Driver only.
+
+Records are kept for good. Checkpoints are retained in any number and a savepoint may be restored after
+months; either makes the driver commit again what it names, and 'everything up to checkpoint n' would also
+claim transactions that were aborted on the way to n. A record takes about 50 bytes: 8 subtasks that commit
+every 10 seconds add 3.5 MB a day. `DELETE FROM _penstock_commits WHERE run < ...` is safe once no
+checkpoint or savepoint of those runs will be restored.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.config import Duration, seconds
-from penstock.errors import BadRecordError, CommitLostError, ConfigError
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
-from penstock.sinks.sqlite import database as sqlite_database
-from penstock.sinks.sqlite.table import Remembering, SqliteTable, first_refused
-from penstock.sinks.sqlite.values import storage_batch
-from penstock.sinks.staged.sink import StagedSink
-from penstock.sinks.staged.staging import (
+from penstock.sinks.sqlite_table import Remembering, SqliteTable, first_refused, storage_batch
+from penstock.sinks.staged_sink import StagedSink
+from penstock.sinks.staging import (
     StagedTransaction,
     local_path,
     make_private,
@@ -73,8 +81,8 @@ class SQLite(StagedSink):
         self.table.check_columns(schema)
         self._check_folders()
         with (
-            sqlite_database.config_errors(self.path),
-            sqlite_database.existing(self.path, self._busy_timeout_s) as database,
+            config_errors(self.path),
+            open_existing(self.path, self._busy_timeout_s) as database,
         ):
             not_null = self.table.check_existing(database, schema)
             self._rules_sql = self.table.rules_sql(database)
@@ -112,8 +120,8 @@ class SQLite(StagedSink):
         if not staged:
             return
         with (
-            sqlite_database.commit_errors(self.path, self.staging),
-            sqlite_database.write_transaction(self.path, self._busy_timeout_s) as database,
+            commit_errors(self.path, self.staging),
+            write_transaction(self.path, self._busy_timeout_s) as database,
         ):
             for transaction in staged:
                 self._insert_once(database, transaction)
@@ -127,18 +135,18 @@ class SQLite(StagedSink):
         if not found:
             return set()
         with (
-            sqlite_database.commit_errors(self.path, self.staging),
-            sqlite_database.existing(self.path, self._busy_timeout_s) as database,
+            commit_errors(self.path, self.staging),
+            open_existing(self.path, self._busy_timeout_s) as database,
         ):
-            return {each.name for each in found if sqlite_database.is_recorded(database, each)}
+            return {each.name for each in found if is_recorded(database, each)}
 
     @override
     def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
         with (
-            sqlite_database.commit_errors(self.path, self.staging),
-            sqlite_database.existing(self.path, self._busy_timeout_s) as database,
+            commit_errors(self.path, self.staging),
+            open_existing(self.path, self._busy_timeout_s) as database,
         ):
-            return sqlite_database.newest(database, job, sink)
+            return newest_recorded(database, job, sink)
 
     def _refuse_nulls(self, rows: pa.RecordBatch) -> None:
         for name in self._never_null:
@@ -154,12 +162,12 @@ class SQLite(StagedSink):
                 )
 
     def _insert_once(self, database: sqlite3.Connection, transaction: StagedTransaction) -> None:
-        if sqlite_database.is_recorded(database, transaction):
+        if is_recorded(database, transaction):
             return
         rows = self.staged_rows(transaction)
         if rows is not None:
             self._insert(database, rows)
-        sqlite_database.record(database, transaction, 0 if rows is None else rows.num_rows)
+        record_commit(database, transaction, 0 if rows is None else rows.num_rows)
 
     def _insert(self, database: sqlite3.Connection, table: pa.Table) -> None:
         database.execute(self.table.create_sql(table.schema))
@@ -206,3 +214,106 @@ def _checked_table(table: str) -> str:
             table=table,
         )
     return table
+
+
+_CREATE_COMMITS = """CREATE TABLE IF NOT EXISTS _penstock_commits (
+    job TEXT, sink TEXT, run INTEGER, checkpoint INTEGER, subtask INTEGER, attempt INTEGER, token TEXT, rows
+    INTEGER, PRIMARY KEY (job, sink, run, checkpoint, subtask, attempt, token)) WITHOUT ROWID"""
+_RECORD = "INSERT INTO _penstock_commits VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_FIND = """SELECT 1 FROM _penstock_commits WHERE job = ? AND sink = ? AND run = ? AND checkpoint = ? AND
+subtask = ?
+    AND attempt = ? AND token = ?"""
+_NEWEST = """SELECT run, MAX(checkpoint) FROM _penstock_commits WHERE job = ? AND sink = ? GROUP BY run ORDER BY run DESC LIMIT 1"""
+
+_MAY_PASS = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_PERM,
+}
+_PRIMARY_CODE = 0xFF  # the rest of an error code is detail
+
+
+@contextmanager
+def open_existing(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Open the database; an empty one in memory stands for one that is missing, so nothing is created."""
+    database = sqlite3.connect(
+        path if path.exists() else ":memory:", timeout=busy_timeout_s, isolation_level=None
+    )
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@contextmanager
+def write_transaction(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Make everything that is done inside durable and visible at once, or nothing of it."""
+    database = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("BEGIN IMMEDIATE")
+        database.execute(_CREATE_COMMITS)
+        yield database
+        database.execute("COMMIT")
+    finally:
+        database.close()  # rolls back what was not committed
+
+
+def record_commit(database: sqlite3.Connection, transaction: StagedTransaction, rows: int) -> None:
+    """Write down that a transaction is committed, in the SQLite transaction that inserts its rows."""
+    database.execute(_RECORD, [*transaction.identity, rows])
+
+
+def is_recorded(database: sqlite3.Connection, transaction: StagedTransaction) -> bool:
+    """Tell whether a transaction was committed."""
+    return _has_commits(database) and database.execute(_FIND, transaction.identity).fetchone() is not None
+
+
+def newest_recorded(database: sqlite3.Connection, job: str, sink: str) -> tuple[int, int] | None:
+    """The newest run that has a commit of this job and sink, and its newest checkpoint."""
+    return database.execute(_NEWEST, [job, sink]).fetchone() if _has_commits(database) else None
+
+
+def _has_commits(database: sqlite3.Connection) -> bool:
+    return (
+        database.execute("SELECT 1 FROM sqlite_master WHERE name = '_penstock_commits'").fetchone()
+        is not None
+    )
+
+
+@contextmanager
+def config_errors(path: Path) -> Iterator[None]:
+    """Report what SQLite refuses before the job starts."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(error, path, ConfigError, "change the table or the sink's settings") from error
+
+
+@contextmanager
+def commit_errors(path: Path, staging: Path) -> Iterator[None]:
+    """Report what SQLite refuses when a commit is due."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        follows = (
+            f"the staged rows are kept in {staging}; repair the table, then start the job again: it "
+            "commits them first"
+        )
+        raise _translated(error, path, CommitLostError, follows) from error
+
+
+def _translated(
+    error: sqlite3.Error, path: Path, for_good: type[PenstockError], follows: str
+) -> PenstockError:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE
+    if code in _MAY_PASS:
+        for_good, follows = UnavailableError, "check who locks it, space and permissions"
+    return for_good(f"SQLite database {path}: {error}; {follows}", path=str(path), cause=str(error))
