@@ -16,8 +16,7 @@ from penstock.cli.console import about, ago, in_brief, iso, moment, plain_consol
 from penstock.ownership.runs import ListedRun
 from penstock.status.health import needs_attention
 from penstock.status.job_history import grouped
-from penstock.status.live import is_caught_up, total_behind
-from penstock.status.view import FailureGroup, FailureView, JobState, JobView
+from penstock.status.view import FailureGroup, FailureView, JobState, JobView, is_caught_up, total_behind
 from penstock.wording import counted, duration
 
 WIDE = 150

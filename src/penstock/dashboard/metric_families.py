@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive, source_behind
-from penstock.status.view import JobState, JobView
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
+from penstock.status.view import JobState, JobView, source_behind
 
 Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, float]]

@@ -17,8 +17,7 @@ from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics
 from penstock.dashboard.flink.words import is_over
 from penstock.dashboard.looking import Looker
 from penstock.dashboard.metric_families import FAMILIES, Family
-from penstock.status.live import source_behind
-from penstock.status.view import JobView
+from penstock.status.view import JobView, source_behind
 
 JOB_LABELS = ("job_id", "job_name")
 """As Flink's own reporter names them."""

@@ -21,9 +21,8 @@ from penstock.dashboard.flink.words import (
     vertex_id,
 )
 from penstock.status.events import SubtaskTimes
-from penstock.status.live import source_behind
 from penstock.status.plan import PlanNode
-from penstock.status.view import JobView
+from penstock.status.view import JobView, source_behind
 
 
 def vertex_detail(view: JobView, node: PlanNode) -> Json:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive, source_behind
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
-from penstock.status.view import JobView
+from penstock.status.view import JobView, source_behind
 from penstock.wording import (
     NOTHING,
     behind,
