@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 _log = logging.getLogger("penstock")
 
@@ -196,7 +195,7 @@ def names_refused_login(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
-def _number(error: BaseException) -> Any:
+def _number(error: BaseException) -> object:
     return getattr(error, "errno", None) or next(iter(error.args), None)
 
 

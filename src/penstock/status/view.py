@@ -1,6 +1,6 @@
-"""A job at one moment, as people and programs are shown it. Data only; wherever somebody looks.
+"""The view of a job at one moment, for people and programs: its state, its unread rows, whether it has caught up. Pure; readers.
 
-Every page has a JSON twin that is just one of these, encoded. Times are seconds since the epoch, sizes bytes; units are in the names.
+Every page has a JSON counterpart that is one of these, encoded. Times are seconds since the epoch, sizes bytes; units are in the names.
 """
 
 from __future__ import annotations
