@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from penstock import exit_codes
+from penstock import errors
 from penstock.checkpoint.completed import Completed
 from penstock.cli.console import in_brief, visible
 from penstock.cli.job_arguments import AsJson, NameOfJob, Patience, StorageOfJob
@@ -188,7 +188,7 @@ def _exit_on_signals() -> Iterator[None]:
     """Raise `SystemExit` on SIGTERM and SIGHUP, so that the command withdraws a request that the job has not accepted."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(exit_codes.BY_SIGNAL + number)
+        raise SystemExit(errors.EXIT_BY_SIGNAL + number)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()

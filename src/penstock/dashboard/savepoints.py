@@ -29,18 +29,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-<<<<<<< HEAD:src/penstock/dashboard/flink/disposal.py
-from penstock.errors import ConfigError, UnavailableError
-from penstock.ids import SYSTEM_RANDOMNESS
-from penstock.ownership.claim import JOB_FILE
-=======
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.looking import Seen
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.ownership.claim import JOB_FILE
 from penstock.ids import SYSTEM_RANDOMNESS
+from penstock.ownership.claim import JOB_FILE
 from penstock.savepoint.contents import Contents, savepoint_contents
->>>>>>> main:src/penstock/dashboard/savepoints.py
 from penstock.savepoint.make import check_folder, refuse_outside, shown
 from penstock.savepoint.manifest import (
     MANIFEST,
