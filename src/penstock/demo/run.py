@@ -52,7 +52,7 @@ from penstock.demo.truth import (
 )
 from penstock.errors import JobFailedError
 from penstock.sources import PartitionedLog
-from penstock.testing.kill_points import KillMoment
+from penstock.testing.faulty_storage import KillMoment
 from penstock.wording import counted
 
 POLL_S = 0.2

@@ -40,7 +40,7 @@ from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.restart import fixed_delay
 from penstock.sources import PartitionedLog
 from penstock.storage import LocalStorage, Storage
-from penstock.testing.kill_points import KillingStorage, KillPoint
+from penstock.testing.faulty_storage import KillingStorage, KillPoint
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
