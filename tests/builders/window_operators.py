@@ -25,10 +25,9 @@ import pyarrow as pa
 from builders.operator_cluster import BuiltIn
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.window.count import CountRowsSpec, CountSpec, run_count_windows
 from penstock.operators.window.kinds import (
     ABSURD,
@@ -136,7 +135,7 @@ class WindowAggregates(_InTime):
     spec: WindowSpec
 
     def __init__(self, windows: TimeWindows, lateness_us: int = 0, early_us: int | None = None) -> None:
-        self.spec = WindowSpec(KEY, windows, lateness_us, SPECS, pa.timestamp("us"), early_us)
+        self.spec = WindowSpec(KEY, windows, lateness_us, SPECS, pa.timestamp("us"), early_us=early_us)
         self.output = self.spec.output
         self.late: list[Row] = []
 

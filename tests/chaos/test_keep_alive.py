@@ -20,14 +20,13 @@ from known_truth import JOB, Site, Traffic, assert_exact, assert_nothing_left_af
 from processes import GONE, MARK, _mark_of, until
 
 import penstock
-from penstock.dashboard.beside import start_beside
+from penstock.dashboard.server_process import start_server_process
 from penstock.dashboard.ui_options import UiOptions
 from penstock.ids import RunId
-from penstock.ownership.claim import newest_run, read_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import newest_run, read_descents, read_run
 from penstock.recovery.history import read_history
 from penstock.status.events import ProcessDied, ProcessStarted
-from penstock.status.journal_files import read_segment, segments
+from penstock.status.journal import read_segment, segments
 from services import keep_alive
 from services.chromium import NoChromiumError, launched
 from services.patience import PATIENCE_S
@@ -40,8 +39,8 @@ COUNTING = "import os, sys; open('starts', 'a').write('.')\n"
 HEARING = """
 import sys, time
 from penstock.spark.foreground import _signals
-from penstock.supervise.program import supervisor
-from penstock.supervise.messages import ProgramReport
+from penstock.supervise.channel import supervisor
+from penstock.supervise.channel import ProgramReport
 
 with _signals(supervisor()) as signals:
     signals.raise_from_now_on()
@@ -149,7 +148,7 @@ class Page:
 @contextmanager
 def looked_at(site: Site) -> Iterator[Page]:
     with ExitStack() as stack:
-        server = start_beside(site.storage, JOB, UiOptions.checked("127.0.0.1:0"))
+        server = start_server_process(site.storage, JOB, UiOptions.checked("127.0.0.1:0"))
         stack.callback(server.close)
         try:
             browser = stack.enter_context(launched())

@@ -32,8 +32,7 @@ from builders.job_views import (
 from builders.parsed_pages import FRAME, Parsed
 from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import json_models, pages
-from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages.render import environment
+from penstock.dashboard.pages.render import PageFrame, environment
 from penstock.requests.request_client import Outcome
 from penstock.status.events import (
     CheckpointCommitted,
@@ -45,10 +44,9 @@ from penstock.status.events import (
     SavepointMade,
     TasksRepeated,
 )
-from penstock.status.failure_history import failures
-from penstock.status.log_messages import event_time_left
+from penstock.status.job_history import failures
 from penstock.status.observer import Observer
-from penstock.status.sentences import collapsed, sentence
+from penstock.status.sentences import collapsed, event_time_left, sentence
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView, RunView
 from penstock.wording import NOTHING, event_moment, watermark_moment

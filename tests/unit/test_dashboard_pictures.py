@@ -26,10 +26,10 @@ from builders.job_views import (
     story,
     subtasks,
 )
-from penstock.dashboard.pages.drawing import Box, Drawing, draw
-from penstock.dashboard.pages.facts import node_facts
-from penstock.dashboard.pages.phases import (
+from penstock.dashboard.pages.job_graph import Box, Drawing, draw, node_facts
+from penstock.dashboard.pages.timings import (
     LEGEND,
+    MOST_LANES,
     Point,
     bar,
     full_bar_ms,
@@ -38,16 +38,15 @@ from penstock.dashboard.pages.phases import (
     sparkline,
     split,
     split_ms,
+    timeline,
 )
-from penstock.dashboard.pages.timeline import MOST_LANES, timeline
-from penstock.status.backlog import Behind, total_behind
-from penstock.status.checkpoint_history import history
 from penstock.status.events import Event, FirstBatch
 from penstock.status.health import Tone, concerns, needs_attention, verdict
+from penstock.status.job_history import history
 from penstock.status.live import PendingLive, SourceLive
 from penstock.status.plan import PlanNode
 from penstock.status.sentences import sentence
-from penstock.status.view import CheckpointStatus, CheckpointView, JobState, JobView
+from penstock.status.view import Behind, CheckpointStatus, CheckpointView, JobState, JobView, total_behind
 from penstock.wording import NOTHING, ago, behind, compact, near, shortened, utc_moment
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from penstock import exit_codes
+from penstock import errors
 from penstock.errors import ConfigError, InternalError, PenstockError
 
 
@@ -66,7 +66,7 @@ def exits_by_signals() -> Iterator[None]:
     """SIGTERM, as of `timeout`, and SIGHUP end the command by an exception, so that it can take back what it has asked for."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(exit_codes.BY_SIGNAL + number)
+        raise SystemExit(errors.EXIT_BY_SIGNAL + number)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.dashboard.flink.job_metrics import Value
-from penstock.dashboard.flink.jobs import io_metrics, node_name, rows_through
-from penstock.dashboard.flink.words import (
+from penstock.dashboard.flink.job_details import io_metrics, node_name, rows_through
+from penstock.dashboard.flink.terms import (
     TASK_STATES,
     Json,
+    Value,
     millis,
     span,
     started_at,
@@ -20,10 +20,9 @@ from penstock.dashboard.flink.words import (
     tasks_of,
     vertex_id,
 )
-from penstock.status.backlog import source_behind
 from penstock.status.events import SubtaskTimes
 from penstock.status.plan import PlanNode
-from penstock.status.view import JobView
+from penstock.status.view import JobView, source_behind
 
 
 def vertex_detail(view: JobView, node: PlanNode) -> Json:

@@ -14,9 +14,8 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.base import LEFT
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_keys
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.inputs import shown_keys
 from penstock.operators.window.count import CountSpec
 from penstock.operators.window.kinds import (
     ABSURD,
@@ -216,7 +215,7 @@ def _aggregates(node: Window, given: OperatorInput) -> CompiledOperator:
         return compiled(given, spec, all_nullable(result), CompiledSession, time=time, partials=parts)
     return compiled(
         given,
-        WindowSpec(key, windows, node.lateness_us, specs, moments, node.early_us, time),
+        WindowSpec(key, windows, node.lateness_us, specs, moments, time, node.early_us),
         all_nullable(result),
         CompiledTimeWindow,
         late=False,
