@@ -235,7 +235,7 @@ def test_a_commit_while_kafka_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error says that Kafka is down and why, long before the time of a commit is over; the client's own lines fill no log."""
-    monkeypatch.setattr("penstock.sinks.kafka.commits._STEP_S", 0.3)
+    monkeypatch.setattr("penstock.sinks.kafka.commit_session._STEP_S", 0.3)
     where = {"topic": "t", "commits_topic": "c", "transactional_id": "penstock"}
     transaction = StagedTransaction.begin(KafkaTarget().context()).as_transaction()
     with pytest.raises(UnavailableError, match=r"Kafka is down.*127\.0\.0\.1:1 failed: Connection refused"):

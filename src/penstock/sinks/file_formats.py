@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import json_lines, refuse_odd_years, unsupported_in_json
+from penstock.sinks.sql.values import is_bytes
 from penstock.state.ddl import spark_type
 
 MAX_BUFFERED_BYTES = 64 << 20
@@ -194,13 +195,7 @@ class _CsvFile(RowFile):
 def _no_csv_form(data_type: pa.DataType) -> bool:
     if pa.types.is_dictionary(data_type):
         return _no_csv_form(data_type.value_type)
-    binary = (
-        pa.types.is_binary(data_type)
-        or pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-        or pa.types.is_binary_view(data_type)
-    )
-    return bool(binary or pa.types.is_nested(data_type) or pa.types.is_interval(data_type))
+    return is_bytes(data_type) or pa.types.is_nested(data_type) or bool(pa.types.is_interval(data_type))
 
 
 _FORMATS: dict[str, type[FileFormat]] = {"parquet": Parquet, "json": JsonLinesFormat, "csv": Csv}

@@ -272,7 +272,7 @@ class RedisServer:
             ) from None
         self._address = address
         self._timeout_s = timeout_s
-        self._secrets = [secret for name in ("password",) if (secret := settings.get(name))]
+        self._password: str | None = settings.get("password")
         place = settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
         self.shown = f"{place}, database {settings.get('db', 0)}"
 
@@ -298,7 +298,7 @@ class RedisServer:
         }
 
     def _translated(self, redis: Any, error: Exception) -> Exception:
-        text = self._without_secrets(str(error))
+        text = self._without_password(str(error))
         refused = (
             redis.exceptions.AuthenticationError,
             redis.exceptions.AuthorizationError,
@@ -326,10 +326,8 @@ class RedisServer:
             cause=text,
         )
 
-    def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+    def _without_password(self, text: str) -> str:
+        return text.replace(self._password, "***") if self._password else text
 
 
 class RedisWriter(KeyedWriter):

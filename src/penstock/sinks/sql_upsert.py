@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError, refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.json_text import json_texts
-from penstock.sinks.tables import check_columns
+from penstock.sinks.table_checks import check_columns
 from penstock.sinks.upsert import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
 from penstock.sinks.upsert_statement import (
     ON_CONFLICT,

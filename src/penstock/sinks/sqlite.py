@@ -37,10 +37,10 @@ from penstock.sinks.staging import (
     make_private,
     storage_errors,
 )
-from penstock.sinks.tables import checked_mode
+from penstock.sinks.table_checks import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.file_system import sync_folder
-from penstock.storage.places import refuse_stale_listings
+from penstock.storage.place_checks import refuse_stale_listings
 
 LONGEST_ROW_BYTES = 999_000_000
 """SQLite accepts rows of 1,000,000,000 bytes, including its own header."""

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
-from penstock.sinks.tables import check_columns, check_declared, quoted_name
+from penstock.sinks.sql.values import is_bytes, is_text
+from penstock.sinks.table_checks import check_columns, check_declared, quoted_name
 from penstock.state.ddl import spark_type
 
 
@@ -38,7 +39,7 @@ def storage_class(data_type: pa.DataType) -> str:
         return "INTEGER"
     if pa.types.is_floating(data_type):
         return "REAL"
-    return "BLOB" if _is_bytes(data_type) else "TEXT"
+    return "BLOB" if is_bytes(data_type) else "TEXT"
 
 
 def storage_batch(batch: pa.RecordBatch, *, knows_nan: bool = False) -> pa.RecordBatch:
@@ -54,16 +55,6 @@ def storage_batch(batch: pa.RecordBatch, *, knows_nan: bool = False) -> pa.Recor
                 column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def is_plain_text(data_type: pa.DataType) -> bool:
-    """Tell whether a column holds the user's own strings, in which '007' must not become 7."""
-    value_type = data_type.value_type if pa.types.is_dictionary(data_type) else data_type
-    return bool(
-        pa.types.is_string(value_type)
-        or pa.types.is_large_string(value_type)
-        or pa.types.is_string_view(value_type)
-    )
 
 
 def _storage_column(column: pa.Array, *, knows_nan: bool) -> pa.Array:
@@ -92,7 +83,7 @@ def _text_column(column: pa.Array) -> pa.Array:
     if pa.types.is_date(data_type):
         check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
         return column.cast(pa.large_string())
-    if is_plain_text(data_type) or pa.types.is_time(data_type):
+    if is_text(data_type) or pa.types.is_time(data_type):
         return column.cast(pa.large_string())
     if pa.types.is_null(data_type):
         return pa.nulls(len(column), pa.string())
@@ -105,15 +96,6 @@ def _decimal_texts(column: pa.Array) -> pa.Array:
     if not pc.any(pc.match_substring(texts, "E")).as_py():
         return texts
     return pa.array([None if value is None else f"{value:f}" for value in column.to_pylist()], pa.string())
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(data_type)
-        or pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-        or pa.types.is_binary_view(data_type)
-    )
 
 
 # Which declared affinities keep a value as it is (https://sqlite.org/datatype3.html, section 3).
@@ -229,7 +211,7 @@ def _check_affinity(table: str, field: pa.Field, declared_type: str) -> None:
     stored = storage_class(field.type)
     if affinity in _KEPT_BY[stored] or declared_type.upper() == "ANY":
         return
-    if stored == "TEXT" and affinity == "NUMERIC" and not is_plain_text(field.type):
+    if stored == "TEXT" and affinity == "NUMERIC" and not is_text(field.type):
         return  # a column declared DATE, TIMESTAMP or DECIMAL, which is meant for such texts
     raise ConfigError(
         f"column {field.name!r} of type {spark_type(field.type)} is stored as {stored}, but table {table!r} declares it as "

@@ -32,7 +32,7 @@ from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.sinks.transaction import NamedTransaction
 from penstock.storage.file_system import sync_file, sync_folder
-from penstock.storage.places import refuse_stale_listings
+from penstock.storage.place_checks import refuse_stale_listings
 
 PRIVATE_FOLDER = 0o700
 _PRIVATE_FILE = 0o600

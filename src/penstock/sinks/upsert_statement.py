@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.sinks.sql.mysql_server import REFUSED_ROWS
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 
 ON_CONFLICT = "on conflict"
 ON_DUPLICATE_KEY = "on duplicate key"

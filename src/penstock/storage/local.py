@@ -35,7 +35,7 @@ from penstock.storage.file_system import (
     sync_folder,
     temporary_name,
 )
-from penstock.storage.places import refuse_blocked, refuse_place, refuse_scheme
+from penstock.storage.place_checks import refuse_blocked, refuse_place, refuse_scheme
 
 _ADVICE = {
     errno.ENOSPC: "disk full; free space there or move the storage",

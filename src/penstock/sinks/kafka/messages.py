@@ -2,7 +2,7 @@
 
 Messages are staged as complete Arrow batches: `key`, `value` (bytes, null for none),
 `partition` (-1: by key), and a column `header:<name>` for each header. So a commit does not depend on the settings of
-messages; their topic is in the transaction, see `commits.KafkaTransaction`.
+messages; their topic is in the transaction, see `commit_session.KafkaTransaction`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     <staging>/<job>/<sink>/<transaction>.arrow     staged messages
     <staging>/<job>/<sink>/committed/              the log of commits, see `staging`
-    <staging>/<job>/<sink>/owners                  whose record must be in the topic, see `commits.KnownOwners`
-    topic `commits_topic`, key <transactional id>  what the last Kafka transaction committed, see `commits`
+    <staging>/<job>/<sink>/owners                  whose record must be in the topic, see `commit_session`
+    topic `commits_topic`, key <transactional id>  what the last Kafka transaction committed, see `commit_session`
 
 A commit is: take over the transactional id; record in the log what the last Kafka transaction
 committed; ONE Kafka transaction with the messages and the new proof; write the log; delete the staged files.
@@ -37,7 +37,13 @@ from penstock.sinks.kafka.cluster import (
     transaction_timeout_ms,
     within_options,
 )
-from penstock.sinks.kafka.commits import CommitSession, CommitsTopic, KafkaTransaction, KnownOwners, Owner
+from penstock.sinks.kafka.commit_session import (
+    CommitSession,
+    CommitsTopic,
+    KafkaTransaction,
+    KnownOwners,
+    Owner,
+)
 from penstock.sinks.kafka.messages import MessageLayout
 from penstock.sinks.staged_sink import StagedSink
 from penstock.sinks.staging import CommitLog, StagedTransaction

@@ -15,9 +15,9 @@ from penstock.sinks.sql.mysql_server import REFUSED_ROWS, MySQLServer, code, pym
 from penstock.sinks.sql.mysql_table import MySQLTable
 from penstock.sinks.sql.mysql_values import changed_values, python_rows
 from penstock.sinks.sql.server import SqlServer, SqlTransaction, checked_lock_timeout_s
-from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
+from penstock.sinks.sql.server_sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
 from penstock.sinks.sql.table import STAGED_KEY, Layout
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 
 _STATEMENT_BYTES = 500_000
 """The size of one INSERT, unless a single row is longer. Servers refuse statements above `max_allowed_packet`."""

@@ -28,10 +28,10 @@ from penstock.sinks.sql.postgres_server import PostgresServer, refused_row
 from penstock.sinks.sql.postgres_table import PostgresColumn, PostgresTable, locked
 from penstock.sinks.sql.postgres_values import binary_rows, csv_rows
 from penstock.sinks.sql.server import SqlSession, checked_lock_timeout_s
-from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
+from penstock.sinks.sql.server_sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
 from penstock.sinks.sql.table import STAGED_KEY
 from penstock.sinks.sql.values import is_bytes, is_text, plain_texts
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 
 LONGEST_BYTES = 2_704
 _OTHERS_BYTES = 8

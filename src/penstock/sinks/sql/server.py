@@ -19,7 +19,7 @@ import msgspec
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 from penstock.sinks.transaction import NamedTransaction
 
 PREPARED: Final = "prepared"

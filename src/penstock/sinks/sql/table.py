@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.server import SqlSession
-from penstock.sinks.tables import check_columns, check_declared, quoted_name
+from penstock.sinks.table_checks import check_columns, check_declared, quoted_name
 from penstock.state.ddl import spark_type
 
 STAGED_KEY = ("_penstock_transaction", "_penstock_row")

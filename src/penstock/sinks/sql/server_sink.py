@@ -24,10 +24,10 @@ from typing_extensions import override
 from penstock.errors import CommitLostError, ConfigError, InternalError, PenstockError, UnavailableError
 from penstock.sinks import transaction as transactions
 from penstock.sinks.bad_rows import Change, refuse_changed
-from penstock.sinks.sql.records import Records, create_records, staging_table
+from penstock.sinks.sql.record_tables import Records, create_records, staging_table
 from penstock.sinks.sql.server import PREPARED, STAGED, SqlServer, SqlSession, SqlTransaction
 from penstock.sinks.sql.table import Layout, TargetTable
-from penstock.sinks.tables import checked_mode
+from penstock.sinks.table_checks import checked_mode
 from penstock.sinks.transaction import begun, is_open
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.wording import counted
