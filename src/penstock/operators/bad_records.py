@@ -41,7 +41,7 @@ Tolerates = Callable[[Exception], bool]
 """Whether an exception of user code is about the row, and not about a server, the machine or Penstock."""
 
 
-class BadRecords:
+class BadRows:
     """The bad rows of one task."""
 
     def __init__(self, uid: str, batch: int, *, kept: bool) -> None:
@@ -236,7 +236,7 @@ class EndsTheRun(RejectedRows):
             raise self._error
 
 
-def take_over(rejected: list[Rejected], bad: BadRecords, key_names: list[str]) -> None:
+def take_over(rejected: list[Rejected], bad: BadRows, key_names: list[str]) -> None:
     """Make bad rows of what a call that counts has rejected."""
     for row, reason in rejected:
         came = row._as_it_came()  # noqa: SLF001 - not to be taken for a column

@@ -33,22 +33,22 @@ _BITS = 62
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """Which times of rows are believed, and what becomes of the others."""
 
     ahead_us: int | None = None
     refuses_absurd: bool = False
 
 
-ANY_TIME = Limits()
+ANY_TIME = TimeLimits()
 
 
-def widest(limits: Sequence[Limits]) -> Limits | None:
+def widest(limits: Sequence[TimeLimits]) -> TimeLimits | None:
     """The limits of streams that meet: a row may be of any of them."""
     if not limits:
         return None
     ahead = [one.ahead_us for one in limits if one.ahead_us is not None]
-    return Limits(
+    return TimeLimits(
         max(ahead) if len(ahead) == len(limits) else None, all(one.refuses_absurd for one in limits)
     )
 
@@ -67,7 +67,7 @@ class TimeColumn:
     refuses_absurd: bool = False
     """Whether a row without a time that is believed ends the run, as the source of the rows says."""
 
-    def within(self, limits: Limits) -> TimeColumn:
+    def within(self, limits: TimeLimits) -> TimeColumn:
         """The same column with these limits."""
         return replace(self, ahead_us=limits.ahead_us, refuses_absurd=limits.refuses_absurd)
 

@@ -19,7 +19,7 @@ from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.table_rows import PieceRows
-from penstock.operators.top_rows import PLACE, NewRows, Ranked, update_top, update_top_of_values
+from penstock.operators.top_rows import PLACE, ArrivedRows, Ranked, update_top, update_top_of_values
 from penstock.operators.views import StoredTable, TableView, plain
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.sizes import in_batches
@@ -162,7 +162,7 @@ def run_top(spec: TopSpec, table: pa.Table, state: OpenState) -> list[pa.RecordB
 
 
 def _update(spec: TopSpec, piece: Grouped, state: OpenState) -> Iterator[Ranked]:
-    new = NewRows(spec, piece)
+    new = ArrivedRows(spec, piece)
     tables = [PieceRows(state.table(one.name), one, piece.keys) for one in spec.layout().tables]
     if spec.of:
         every, first = tables

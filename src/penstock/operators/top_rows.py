@@ -85,7 +85,7 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class NewRows:
+class ArrivedRows:
     """The rows of a piece. One key may have more than fit into an array, so they come in parts."""
 
     spec: TopSpec
@@ -105,7 +105,7 @@ class NewRows:
             done += part.num_rows
 
 
-def update_top(spec: TopSpec, rows: PieceRows, new: NewRows, generation: int) -> Iterator[Ranked]:
+def update_top(spec: TopSpec, rows: PieceRows, new: ArrivedRows, generation: int) -> Iterator[Ranked]:
     """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now."""
     for portion in rows.portions():
         yield _update(spec, rows, portion.rows, _first_ones(spec, new.of_keys(portion)), generation)
@@ -160,7 +160,9 @@ def one_chunk(table: pa.Table) -> list[pa.Array]:
     ]
 
 
-def update_top_of_values(spec: TopSpec, every: PieceRows, first: PieceRows, new: NewRows) -> Iterator[Ranked]:
+def update_top_of_values(
+    spec: TopSpec, every: PieceRows, first: PieceRows, new: ArrivedRows
+) -> Iterator[Ranked]:
     """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now.
 
     `every` has all rows that count, `first` the first ones.

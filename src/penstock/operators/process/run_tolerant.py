@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.bad_records import BadRecords, Rejected, RejectedRows, Tolerates, reason_of, take_over
+from penstock.operators.bad_records import BadRows, Rejected, RejectedRows, Tolerates, reason_of, take_over
 from penstock.operators.calls import (
     LIMITS,
     ON_TIMER,
@@ -65,7 +65,7 @@ def run_process_tolerantly(
     key_names: list[str],
     output: pa.Schema,
     context: Context,
-    bad: BadRecords,
+    bad: BadRows,
     tolerates: Tolerates,
     sides: SideRows | None = None,
     time: TaskTime = NO_TIME,
@@ -121,7 +121,7 @@ class _PieceCalls:
     key_names: list[str]
     output: pa.Schema
     context: Context
-    bad: BadRecords
+    bad: BadRows
     tolerates: Tolerates
     sides: SideRows | None
     time: TaskTime

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.bad_records import BadRecords, EndsTheRun, RejectedRows, take_over
+from penstock.operators.bad_records import BadRows, EndsTheRun, RejectedRows, take_over
 from penstock.operators.calls import (
     LIMITS,
     OUTPUT_ROWS,
@@ -63,7 +63,7 @@ def run_unkeyed(
     output: pa.Schema,
     context: Context,
     sides: SideRows | None = None,
-    bad: BadRecords | None = None,
+    bad: BadRows | None = None,
     limits: PieceLimits = LIMITS,
 ) -> list[pa.RecordBatch]:
     """Process all rows, in as few calls as memory allows; returns the results in batches. `sides` has what was emitted.

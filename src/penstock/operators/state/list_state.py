@@ -16,7 +16,7 @@ from typing_extensions import override
 from penstock.operators.state.batch_tables import BatchList
 from penstock.operators.state.cells import deep_copy, may_be_changed, safe_copy, stored_equal
 from penstock.operators.state.declarations import TableState
-from penstock.operators.state.table_cells import Change, TableCell
+from penstock.operators.state.table_cells import RowChange, TableCell
 from penstock.operators.state.ttl import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
@@ -293,21 +293,21 @@ class ListCell(TableCell, MutableSequence[Any]):
         return self._appended.keys() | self._whole.keys()
 
     @override
-    def changes(self, index: int) -> Iterable[Change]:
+    def changes(self, index: int) -> Iterable[RowChange]:
         places = self._places()
         whole = self._whole.get(index)
         if whole is None:
             for value in self._appended.get(index, ()):
-                yield Change(next(places), value)
+                yield RowChange(next(places), value)
             return
         kept = _kept_in_place(whole)
         positions = {element.position for element in whole[:kept]}
         self.at = index
         yield from (
-            Change(position, gone=True) for position, _ in self._scanned() if position not in positions
+            RowChange(position, gone=True) for position, _ in self._scanned() if position not in positions
         )
-        yield from (Change(one.position, one.value) for one in whole[:kept] if one.changed)
-        yield from (Change(next(places), element.value) for element in whole[kept:])
+        yield from (RowChange(one.position, one.value) for one in whole[:kept] if one.changed)
+        yield from (RowChange(next(places), element.value) for element in whole[kept:])
 
     def _places(self) -> Iterator[int]:
         """Numbers behind all that stored rows have. No batch has as many rows as there are numbers for it."""

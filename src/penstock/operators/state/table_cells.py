@@ -28,7 +28,7 @@ KEYS_AT_ONCE = 2048
 """So many keys are read together: what is read ahead is bounded, however many keys a piece has."""
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """A row to be written for a key; `gone` when it is to be forgotten instead."""
 
     sub: Any
@@ -49,7 +49,7 @@ class Changes:
         self.gone: list[int] = []
         """Which of the rows are to be forgotten instead."""
 
-    def add(self, index: int, changes: Iterable[Change]) -> None:
+    def add(self, index: int, changes: Iterable[RowChange]) -> None:
         """Those of one key more."""
         before = len(self.subs)
         for sub, value, gone in changes:
@@ -180,7 +180,7 @@ class TableCell(Cell):
         """The keys of the piece with changes."""
 
     @abstractmethod
-    def changes(self, index: int) -> Iterable[Change]:
+    def changes(self, index: int) -> Iterable[RowChange]:
         """The rows to write for a key. It does not matter which key is the current one."""
 
     def collect(self, index: int, into: Changes) -> None:
