@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.operators.columns import one_chunk
 from penstock.operators.encoding import to_array
 from penstock.state.ddl import spark_type
 from penstock.wording import counted
@@ -36,7 +37,7 @@ def as_array(values: Any, field: pa.Field, what: str) -> pa.Array:
     """The values as an array of the field's type. `what` begins the message when they cannot be, such as 'operator views: ... set'."""
     column = as_column(values, field, what)
     try:
-        return _one_chunk(column)
+        return one_chunk(column)
     except pa.ArrowException as error:
         raise BadRecordError(
             f"{what} {field.name!r} to {column.nbytes >> 20} MB in {counted(len(column), 'value')}, more than 2 GB at once cannot be kept: "
@@ -130,12 +131,6 @@ def _by_kind(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray | Non
 
 def _chunked(column: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
 
 
 def _family(kind: pa.DataType) -> str:

@@ -31,6 +31,22 @@ def as_batch(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array, copied only where it has several chunks; raises `pa.ArrowException` where it is too large for one."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of the table in one batch, always copied: a part of a table would keep the whole table in memory."""
+    columns = [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
 def rows_at(table: pa.Table, at: npt.NDArray[np.int64], schema: pa.Schema) -> pa.RecordBatch:
     """The rows at these positions, in columns of the usual types; cut the positions first, so that they fit."""
     if not len(at) or not len(schema):

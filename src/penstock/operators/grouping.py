@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
-from penstock.operators.columns import narrowed, widened
+from penstock.operators.columns import narrowed, one_chunk, widened
 from penstock.operators.rows import Rows, RowTable
 from penstock.state.backends.base import OpenState
 from penstock.state.backends.sorted_lookup import no_columns
@@ -50,7 +50,9 @@ def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
         table = table.take(pa.array(order)).combine_chunks()
         differs = _differs(sort_keys, _key_columns(table, key_names))
     first = _starts(differs | (sort_keys[1:] != sort_keys[:-1]))[: len(sort_keys)]
-    keys = KeyBatch(sort_keys[first], _record_batch(table.select(key_names).take(pa.array(first))))
+    taken = table.select(key_names).take(pa.array(first))
+    columns = pa.RecordBatch.from_arrays(list(map(one_chunk, taken.columns)), schema=taken.schema)
+    keys = KeyBatch(sort_keys[first], columns)
     return Grouped(keys, np.append(first, len(sort_keys)), table)
 
 
@@ -149,18 +151,7 @@ def _is_identity(order: npt.NDArray[np.intp]) -> bool:
 
 
 def _key_columns(table: pa.Table, key_names: list[str]) -> list[pa.Array]:
-    return [_one_chunk(table.column(name)) for name in key_names]
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _record_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [
-        _one_chunk(column) if column.num_chunks else pa.array([], column.type) for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+    return [one_chunk(table.column(name)) for name in key_names]
 
 
 def _differs(sort_keys: SortKeys, keys: list[pa.Array]) -> Flags:

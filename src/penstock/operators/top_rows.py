@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.columns import as_batch
+from penstock.operators.columns import as_batch, one_batch
 from penstock.operators.grouping import Grouped
 from penstock.operators.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.operators.state.table_rows import (
@@ -148,16 +148,8 @@ def _write(rows: PieceRows, both: KeyedRows, places: Numbers, *, came: Numbers, 
         place = pa.RecordBatch.from_arrays([pa.array(places[at])], schema=rows.sub)
         return RowIds.of(both.key_index[at], place)
 
-    rows.put(ids(came), one_chunk(both.take(came).table))
+    rows.put(ids(came), one_batch(both.take(came).table).columns)
     rows.delete(ids(went))
-
-
-def one_chunk(table: pa.Table) -> list[pa.Array]:
-    """The columns, each as one array."""
-    return [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
 
 
 def update_top_of_values(
@@ -181,7 +173,7 @@ class _Update:
     first: PieceRows
 
     def ids(self, rows: KeyedRows) -> RowIds:
-        columns = one_chunk(rows.table.select(list(self.spec.of)))
+        columns = one_batch(rows.table.select(list(self.spec.of))).columns
         return RowIds.of(rows.key_index, pa.RecordBatch.from_arrays(columns, schema=self.every.sub))
 
     def portion(self, old: KeyedRows, parts: Iterator[KeyedRows]) -> Iterator[Ranked]:
@@ -190,7 +182,7 @@ class _Update:
         unsure = np.zeros(len(self.every), dtype=np.bool_)
         for part in parts:
             newest = self.newest(part)
-            self.every.put(self.ids(newest), one_chunk(newest.table)[len(self.spec.of) :])
+            self.every.put(self.ids(newest), one_batch(newest.table).columns[len(self.spec.of) :])
             now, came, now_unsure = self.ranked(now, came, newest)
             unsure |= now_unsure
         sure = ~unsure[now.key_index]
@@ -299,7 +291,7 @@ class _Update:
         left = before.take(np.flatnonzero(~changed[before.key_index]))
         right = now.take(np.flatnonzero(~changed[now.key_index]))
         if len(left):
-            same = rows_equal(one_chunk(left.table), one_chunk(right.table))
+            same = rows_equal(one_batch(left.table).columns, one_batch(right.table).columns)
             changed[left.key_index[~same]] = True
         return changed
 
@@ -309,4 +301,4 @@ class _Update:
         went = named[named < len(old)]
         self.first.delete(self.ids(old.take(went[gone_from[old.key_index[went]]])))
         taken = now.take(np.flatnonzero(came))
-        self.first.put(self.ids(taken), one_chunk(taken.table)[len(self.spec.of) :])
+        self.first.put(self.ids(taken), one_batch(taken.table).columns[len(self.spec.of) :])

@@ -29,7 +29,7 @@ from penstock.operators.state.cells import (
 from penstock.operators.state.table_cells import TableCell
 from penstock.operators.state.table_rows import PieceRows
 from penstock.operators.state.timers import is_timer_table, timer_tables
-from penstock.operators.state.ttl import TTL, TouchTimes, time_to_live
+from penstock.operators.state.ttl import TTL, ColumnStamps, TouchTimes, time_to_live
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.keys import KeyBatch
@@ -278,6 +278,15 @@ def column_lifetimes(operator: object) -> tuple[Lifetime, ...]:
     return tuple(
         lifetime for name, state in column_states(operator).items() for lifetime in state.lifetimes(name)
     )
+
+
+def column_stamps(operator: object) -> dict[str, ColumnStamps]:
+    """The stamps of the columns that expire, by the name of the state."""
+    return {
+        name: ColumnStamps(lifetime, renews=state.ttl is not None and state.ttl.renews)
+        for name, state in column_states(operator).items()
+        for lifetime in state.lifetimes(name)
+    }
 
 
 def lives_by_event_time(operator: object) -> bool:

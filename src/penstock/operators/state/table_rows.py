@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.columns import one_batch
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
@@ -142,7 +143,7 @@ class PieceRows:
         at = np.arange(len(ids))
         at[open_] = len(ids) + np.arange(len(open_))
         both = pa.Table.from_batches([changed.select(self.value.names), stored]).take(pa.array(at))
-        return _one_batch(both), found
+        return one_batch(both), found
 
     def _read(self, ids: RowIds) -> tuple[pa.RecordBatch, Flags]:
         if not len(ids):
@@ -348,14 +349,6 @@ def _one_zero_and_nan(column: pa.Array) -> pa.Array:
         return column
     zero, nan = (pa.scalar(number, column.type) for number in (0.0, float("nan")))
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -232,15 +232,6 @@ def arrival_numbers(generation: int, positions: npt.NDArray[np.int64]) -> npt.ND
     return (generation << GENERATION_SHIFT) + positions
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows in one."""
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
-
-
 LATE = LONG_AGO_US - 1
 """All windows of the row are over."""
 ABSURD = LONG_AGO_US - 2

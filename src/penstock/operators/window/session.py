@@ -20,6 +20,7 @@ from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.aggregate.operator import ReducedTask
 from penstock.operators.bad_records import ROW, ROWS
 from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
 from penstock.operators.inputs import TaskRows, shown_key
@@ -40,7 +41,6 @@ from penstock.operators.window.kinds import (
     WindowTask,
     in_key_order,
     joined_stretches,
-    one_batch,
     refused,
     rows_in,
 )

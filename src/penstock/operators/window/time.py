@@ -25,7 +25,7 @@ from penstock.operators.aggregate.merge import finish, merge, merged_groups
 from penstock.operators.aggregate.operator import ReducedTask, shown_values
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.columns import as_batch, widened
+from penstock.operators.columns import as_batch, one_batch, widened
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import equal_rows
 from penstock.operators.inputs import TaskRows, shown_key
@@ -42,7 +42,6 @@ from penstock.operators.window.kinds import (
     Numbers,
     TimeWindows,
     WindowTask,
-    one_batch,
     rows_in,
     shown_bounds,
     without_late_rows,
