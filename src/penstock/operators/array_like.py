@@ -1,4 +1,4 @@
-"""Whatever user code hands over as a column, as an Arrow array of the declared type, or a clear refusal. Executors.
+"""What user code gives as a column (a list, a NumPy array, a Series), as an Arrow array of the declared type. Executors.
 
 Values are converted only where nothing is lost and nothing changes its meaning: numbers to numbers, text to text. The number 5 does not
 become the text '5'.
@@ -20,7 +20,7 @@ from penstock.state.ddl import spark_type
 from penstock.wording import counted
 
 CHUNK_BYTES = 1 << 30
-"""What is converted at once; half of what one array of text can hold."""
+"""The bytes that are converted at once: half of what one array of text can hold."""
 
 _FAMILIES = (
     ("number", (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)),
@@ -67,7 +67,7 @@ def as_column(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
 
 
 def _small_chunks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Other libraries have text of any size in one array, in types whose rows cannot be measured; so cut in halves."""
+    """Cut in halves, because other libraries have text of any size in one array, in types whose rows cannot be measured."""
     if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
         # a part of such an array counts with the text of the whole
         wide = pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary()

@@ -253,7 +253,7 @@ class Spec(ABC):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a task is told, and where it puts rows that it leaves out."""
+    """What a task knows about its place and time, and where it puts the rows that it leaves out."""
 
     uid: str
     keys: tuple[str, ...]

@@ -61,7 +61,7 @@ def equal_rows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The positions that put rows in the order of these numbers, the first ones first, and those equal in `columns` too side by side.
 
-    Also where groups of equal rows start in that order, and behind the last. Rows of one group keep the order they came in.
+    Also where groups of equal rows start in that order, and after the last. Rows of one group keep the order they came in.
     """
     order = np.lexsort(numbers[::-1])
     changes = np.zeros(max(0, len(order) - 1), dtype=np.bool_)
@@ -78,7 +78,7 @@ def equal_rows(
 
 
 def one_row_a_key(table: pa.Table, key_names: list[str]) -> Grouped:
-    """`group_rows`, for what Spark has aggregated."""
+    """`group_rows`, for rows that Spark has aggregated to one per key."""
     grouped = group_rows(table, key_names)
     if len(grouped.keys) != table.num_rows:
         raise InternalError(
@@ -119,7 +119,7 @@ def check_rows(
 ) -> None:
     """Refuse null keys, and rows that belong to another subtask (which would split a key's state in two).
 
-    Of a row without a key the columns `shown` are said.
+    The error shows the columns `shown` of a row without a key.
     """
     for name in key_names:
         nulls = table.column(name).null_count
@@ -277,7 +277,7 @@ def pieces(grouped: Grouped, limits: PieceLimits, sizes: Bytes | None = None) ->
 
 
 def _bytes_before_keys(grouped: Grouped, max_bytes: int, sizes: Bytes | None) -> Bytes | None:
-    """For every key, and behind the last one, the bytes of all rows before it; None where all fit into one piece."""
+    """For every key, and after the last one, the bytes of all rows before it; None where all fit into one piece."""
     if sizes is None:
         if grouped.table.nbytes <= max_bytes:
             return None

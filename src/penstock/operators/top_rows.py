@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 NEW_BYTES = 256 << 20
-"""So many bytes of a key's new rows are looked at at once."""
+"""Bytes of a key's new rows that are ranked at once."""
 PLACE = pa.field("__penstock_place", pa.int64())
 ROWS_AT_ONCE = 1 << 14
-"""So many rows are compared with those that are stored at once: these may be much larger."""
+"""Rows that are compared with stored ones at once: the stored ones may be much larger."""
 WHOLE_BYTES = 256 << 20
-"""So many bytes of a key that is read as a whole are looked at at once."""
+"""Bytes that are ranked at once, of a key that is read as a whole."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class KeyedRows:
         return len(self.key_index)
 
     def take(self, rows: Numbers) -> KeyedRows:
-        """Those at these positions."""
+        """The rows at these positions."""
         return KeyedRows(self.key_index[rows], self.table.take(pa.array(rows)))
 
     def of(self, keys: Flags) -> KeyedRows:
-        """Those of these keys."""
+        """The rows of the flagged keys."""
         return self.take(np.flatnonzero(keys[self.key_index]))
 
     def then(self, others: KeyedRows) -> KeyedRows:
-        """These, and others behind them."""
+        """These rows, then the others."""
         together = pa.concat_tables([self.table, others.table]).combine_chunks()
         return KeyedRows(np.concatenate([self.key_index, others.key_index]), together)
 
@@ -94,9 +94,9 @@ class ArrivedRows:
     def of_keys(self, keys: Portion) -> Iterator[KeyedRows]:
         """Those of these keys, in the order they came in."""
         starts = self.piece.starts
-        start, stop = int(starts[keys.first]), int(starts[keys.behind])
-        counts = np.diff(starts[keys.first : keys.behind + 1])
-        key_index = np.repeat(np.arange(keys.first, keys.behind), counts)
+        start, stop = int(starts[keys.first]), int(starts[keys.end])
+        counts = np.diff(starts[keys.first : keys.end + 1])
+        key_index = np.repeat(np.arange(keys.first, keys.end), counts)
         kept = self.spec.kept
         done = 0
         for part in in_batches(self.piece.table.select(kept.names).slice(start, stop - start), NEW_BYTES):
@@ -192,7 +192,7 @@ class _Update:
         for whole in self.every.portions(unsure):
             now = self.first_ones(whole.rows)
             keys = np.zeros_like(unsure)
-            keys[whole.first : whole.behind] = unsure[whole.first : whole.behind]
+            keys[whole.first : whole.end] = unsure[whole.first : whole.end]
             yield self.finished(old.of(keys), now, np.ones(len(now), dtype=np.bool_))
 
     def finished(self, old: KeyedRows, now: KeyedRows, came: Flags) -> Ranked:

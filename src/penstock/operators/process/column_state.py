@@ -144,7 +144,7 @@ class _Done:
         return cls(key, kind, at_us, np.full(len(key), is_set, dtype=np.bool_))
 
     def only(self, which: Any) -> _Done:
-        """Some of it."""
+        """The changes that are flagged, or at these positions."""
         return _Done(self.key[which], self.kind[which], self.at_us[which], self.is_set[which])
 
 

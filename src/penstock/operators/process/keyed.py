@@ -117,7 +117,7 @@ class Cells:
         return found
 
     def end_call(self) -> None:
-        """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""
+        """Called when the call for the current key is over; the loop of calls checks first whether any cell is `ending`."""
         for cell in self.ending:
             cell.end_call()
 

@@ -116,7 +116,7 @@ class BatchTable(ABC):
         return BatchColumns(found)
 
     def _in_piece(self, flags: Flags) -> Flags:
-        """What is said of the keys of the call, for those of the piece."""
+        """Flags of the call's keys as flags of the piece's keys."""
         if self._positions is None:
             return flags
         every = np.zeros(len(self._rows), dtype=np.bool_)

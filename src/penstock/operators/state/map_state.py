@@ -113,11 +113,11 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         return next(self.pairs(looks=False), None) is not None
 
     def items(self) -> ItemsView[Any, Any]:
-        """The entries."""
+        """The entries, as pairs of key and value."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """The values."""
+        """The values of all entries."""
         return _Values(self)
 
     def clear(self) -> None:
@@ -360,11 +360,11 @@ class MapState(TableState):
         return MapCell(name, *self._fields(name), self.ttl)
 
     def __getitem__(self, key: Any) -> Any:
-        """The value of an entry."""
+        """Only inside `process`: the value of an entry."""
         raise self._outside()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set an entry."""
+        """Only inside `process`: set an entry."""
         raise self._outside()
 
     if TYPE_CHECKING:
