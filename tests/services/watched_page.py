@@ -95,13 +95,9 @@ class Watched:
 
 
 @contextmanager
-def watched(
-    browser: Browser, url: str, *, width: int = 1600, height: int = 1000, scheme: str = "light"
-) -> Iterator[Watched]:
+def watched(browser: Browser, url: str, *, width: int = 1600, height: int = 1000) -> Iterator[Watched]:
     """A page in a fresh browser session; at the end all must have gone well."""
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light"
-    )
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
     try:
         seen = Watched(context.new_page(), url)
         yield seen
@@ -115,14 +111,16 @@ def every_page_holds(browser: Browser, url: str, job: str, *, token: str | None 
 
     Nothing overflows, nothing is too faint to read, there is no error, and no request to another host. `token`: to log in with first.
     """
-    for scheme in ("light", "dark"):
-        for width in WIDTHS:
-            with watched(browser, url, width=width, scheme=scheme) as seen:
-                if token is not None:
-                    log_in(seen, token)
-                for path in ("/", *(f"/jobs/{job}{page}" for page in PAGES)):
-                    seen.goto(path)
-                    page_holds(seen, f"{path} {scheme} {width}")
+    for width in WIDTHS:
+        with watched(browser, url, width=width) as seen:
+            if token is not None:
+                log_in(seen, token)
+            for path in ("/", *(f"/jobs/{job}{page}" for page in PAGES)):
+                seen.goto(path)
+                page_holds(seen, f"{path} light {width}")
+                seen.page.emulate_media(color_scheme="dark")
+                page_holds(seen, f"{path} dark {width}")
+                seen.page.emulate_media(color_scheme="light")
 
 
 def page_holds(seen: Watched, what: str) -> None:
