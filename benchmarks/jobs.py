@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import penstock as ps
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 
 Count = Callable[[ps.types.Stream], ps.types.Stream]
 RESULT = "user long, n long"

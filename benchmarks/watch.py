@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from penstock.checkpoint.completed import Completed
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from penstock.storage.file_system import is_temporary
 
 EVERY_S = 0.02

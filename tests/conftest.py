@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from penstock.spark.session import local_session
+from penstock.spark.local_session import local_session
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -18,7 +18,7 @@ from penstock.operators.base import (
     Node,
     Operator,
 )
-from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn, widest
+from penstock.operators.event_time import ANY_TIME, Limits, TimeColumn, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.lifetimes import in_microseconds
@@ -174,7 +174,7 @@ class Union(Node):
     def time_limits(self) -> Limits | None:
         """The widest of both: after a union nobody knows the source of a row. So rows are refused only where all sources refuse them.
 
-        Each source also checks its own rows as it reads them (`spark/newest_times.py`).
+        Each source also checks its own rows as it reads them (`spark/event_times.py`).
         """
         return widest([one for one in (self.left.time_limits(), self.right.time_limits()) if one is not None])
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.savepoint.restore import GivenSavepoint
-    from penstock.spark.handle import JobHandle
+    from penstock.spark.job_handle import JobHandle
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -106,7 +106,7 @@ class Job:
         """
         if not getattr(frame, "isStreaming", False):
             raise ConfigError(f"source {uid!r} is not a streaming DataFrame: use spark.readStream", uid=uid)
-        from penstock.spark.source_times import checked_time
+        from penstock.spark.event_times import checked_time
 
         checked = self.graph.new_uid("source", uid)
         with self.graph.saying_where(uid):
@@ -170,7 +170,7 @@ class Job:
         `listeners`: objects that are told what happens to the job, see `Listener`.
         """
         refuse_while_loading("start()")
-        from penstock.spark.handle import JobHandle
+        from penstock.spark.job_handle import JobHandle
         from penstock.spark.status import StartOptions
 
         if restore is not None:
@@ -258,6 +258,8 @@ class Job:
 def _ui_options(ui: str | int | bool | Ui | None, token: str | None, *, read_only: bool) -> UiOptions | None:
     """None where no pages are wanted. A token may be in the environment: it is not to be seen among the arguments of a program."""
     if ui is None or ui is False:
+        if token is not None or read_only:
+            raise ConfigError("ui_token and ui_read_only need ui=: without it the job serves no pages")
         return None
     if isinstance(ui, Ui):
         if token is not None or read_only:

@@ -14,7 +14,7 @@ from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
-from penstock.operators.time_to_live import TTL
+from penstock.operators.state.ttl import TTL
 from penstock.operators.top import Top
 from penstock.operators.window.kinds import WindowProcess, Windows
 from penstock.operators.window.operator import Window, WindowOptions
@@ -23,7 +23,7 @@ from penstock.streams import Stream, added, check_same_job
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 _Code = TypeVar("_Code", bound=OwnCode)
 """The kind of own code that a stream takes."""

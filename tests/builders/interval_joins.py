@@ -8,15 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from builders.operator_cluster import BuiltIn
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.join import interval
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import JoinSpec
-from penstock.operators.process.keyed import Context
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.process.user_code import Context
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
-from penstock.state.types import arrow_schema
 
 LEFT = arrow_schema("l long, key string, l_at timestamp")
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import penstock as ps
 from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
-from penstock.operators.timers import moment
+from penstock.operators.state.timers import moment
 from penstock.ownership.claim import Claimant
 from penstock.run.assignment import OperatorAnswer
+from penstock.run.reading import partition_name
 from penstock.run.run import Run
-from penstock.run.source_partitions import partition_name
 from penstock.run.start import make_coordinator, start_run
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named

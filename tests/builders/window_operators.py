@@ -25,24 +25,24 @@ import pyarrow as pa
 from builders.operator_cluster import BuiltIn
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.base import ABSURD, LATE, without_late_rows
-from penstock.operators.window.calls import WindowCode
 from penstock.operators.window.count import CountRowsSpec, CountSpec, run_count_windows
 from penstock.operators.window.kinds import (
+    ABSURD,
+    LATE,
     CountWindows,
     SessionWindows,
     TimeWindow,
     TimeWindows,
     WindowProcess,
+    without_late_rows,
 )
+from penstock.operators.window.own_code import RowsRun, WindowCode, WindowRowsSpec
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import PANE, WindowRun, WindowSpec
-from penstock.operators.window.time_rows import RowsRun, WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY

@@ -25,7 +25,7 @@ from known_truth import Site
 from pyspark import cloudpickle
 
 import penstock as ps
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 
 FENCED = 3
 _log = logging.getLogger("driver")

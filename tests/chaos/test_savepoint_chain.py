@@ -32,7 +32,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import penstock as ps
-from penstock.spark.session import local_session
+from penstock.spark.local_session import local_session
 
 class Number(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)

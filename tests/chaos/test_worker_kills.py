@@ -13,7 +13,7 @@ from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_r
 from moments import KILLS, Moment, hesitate, look, newest_checkpoint
 from processes import GONE, POLL_S, until
 
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from services import quick_spark
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]

@@ -20,7 +20,7 @@ from test_worker_kills import end, finish, wait_for
 
 from penstock.ownership.claim import newest_run
 from penstock.ownership.heartbeat import STALE_AFTER_S
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark]
 

@@ -26,7 +26,7 @@ from sql_targets import MySQLTarget, PostgresTarget
 from penstock import sinks
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords
-from penstock.run.bad_row_search import Sifter, write_checked
+from penstock.run.sink_writer import TransactionWriter, write_checked
 from penstock.sinks import TransactionContext, TwoPhaseCommitSink
 from penstock.testing.sink_contract import through_json
 
@@ -89,7 +89,7 @@ class Target(ABC):
         task = pickle.loads(pickle.dumps(self._driver))
         bad = BadRecords("out", 1, kept=True)
         first = min(asked)
-        sifter = Sifter(task, TransactionContext("hostile", "out", 1, first, 0, 0), bad)
+        sifter = TransactionWriter(task, TransactionContext("hostile", "out", 1, first, 0, 0), bad)
         rows = [values.row(self.schema, number, *one) for number, one in asked.items()]
         sifter.write([pa.concat_batches(rows)])
         self._driver.commit_all([] if sifter.open is None else [through_json(sifter.open)])

@@ -22,11 +22,10 @@ from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.aggregate.distinct import AGGREGATES
 from penstock.operators.process.keyed import KeyedProcess
-from penstock.operators.states import DECLARED_STATES, ValueState, state_layout
+from penstock.operators.state.declarations import DECLARED_STATES, ValueState, state_layout
 from penstock.recovery.state_match import StateMatch, match_state
 from penstock.recovery.state_migration import StateMigration
-from penstock.recovery.state_plan import redistribute
-from penstock.recovery.ttl_changes import TtlChanges
+from penstock.recovery.state_plan import TtlChanges, redistribute
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
@@ -39,12 +38,12 @@ from penstock.state.backends.base import (
     with_stamps,
 )
 from penstock.state.backends.sorted_file import numbered_schema
-from penstock.state.conversions import conversion
+from penstock.state.ddl import arrow_schema, arrow_type
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, owners
 from penstock.state.lifetimes import LONG_AGO_US, Lifetime, StateTime
+from penstock.state.rewriting import conversion
 from penstock.state.subtask_rows import SUBTASK
-from penstock.state.types import arrow_schema, arrow_type
 from penstock.storage import LocalStorage
 from services.tiers import share
 

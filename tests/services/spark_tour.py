@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from penstock.spark.session import local_session
+from penstock.spark.local_session import local_session
 
 
 class Numbers(DataSource):

@@ -19,7 +19,7 @@ from services.patience import tries
 _DRIVER = """
 import json, runpy, sys
 from pathlib import Path
-from penstock.spark.session import local_session
+from penstock.spark.local_session import local_session
 
 spark = local_session("child-driver")
 for line in iter(sys.stdin.readline, ""):

@@ -56,7 +56,7 @@ def away(spark, tmp_path):
 def test_what_is_seen(away, caplog) -> None:
     """Page, `status` and log name the sink that does not answer, say since when, and count the restarts; nobody may start the job meanwhile."""
     handle, sink = away
-    storage = handle._life.job.storage
+    storage = handle._runner.job.storage
     (found,) = find_jobs([Path(urlsplit(storage.uri).path).parent])
     for _ in tries(0.05):  # it is written down every second
         view = look_at(found, SYSTEM_CLOCK.wall())
@@ -78,7 +78,7 @@ def end_by(call, handle, sink) -> None:
     """Call it while recovery waits for the sink; then the sink says that it is away."""
     waiting = threading.Thread(target=call)
     waiting.start()
-    while not handle._life._stopping.is_set():
+    while not handle._runner._stopping.is_set():
         waiting.join(0.01)
     sink.answer.set()
     waiting.join()

@@ -361,7 +361,7 @@ def test_cancel_keeps_or_deletes_checkpoints(spark, ledger, policy):
     assert handle.status.value == "cancelled"
     kept = policy is ps.RETAIN_ON_CANCELLATION
     assert bool(handle.checkpoints()) == kept
-    assert bool(handle._life.job.storage.names("state")) == kept
+    assert bool(handle._runner.job.storage.names("state")) == kept
     again = counting_job(spark, ledger).start(available_now=True)
     again.wait()
     assert (again.progress.restored_from >= 0) == kept
@@ -511,7 +511,7 @@ def test_a_checkpoint_older_than_what_spark_remembers(spark, ledger):
         handle.cancel()
         restored = handle.progress.restored_from
         log = f"spark/{handle.progress.run}/offsets"
-        assert f"{log}/{restored}" not in handle._life.job.storage.names(log)
+        assert f"{log}/{restored}" not in handle._runner.job.storage.names(log)
         again = counting_job(spark, ledger).start(available_now=True)
         again.wait()
         assert again.progress.restored_from == restored

@@ -18,9 +18,8 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.graph import TimeSettings
-from penstock.run.source_partitions import ALL_ROWS, partition_name
-from penstock.spark.newest_times import NewestTimes
-from penstock.spark.source_times import checked_time
+from penstock.run.reading import ALL_ROWS, partition_name
+from penstock.spark.event_times import NewestTimes, checked_time
 from penstock.status.log_messages import LIFE
 
 pytestmark = pytest.mark.spark

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from confluent_kafka.admin import NewPartitions, NewTopic
 
-from penstock.run.source_partitions import partition_name
+from penstock.run.reading import partition_name
 from services import quick_spark
 from services.kafka_broker import KafkaBroker
 from services.maven import JarsMissingError

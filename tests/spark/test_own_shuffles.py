@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.spark.shuffles import ADAPTIVE, PARTITIONS, batch_settings, in_force
+from penstock.spark.compiled import ADAPTIVE, PARTITIONS, batch_settings, with_settings
 from penstock.spark.versions import repartitioned
 
 pytestmark = pytest.mark.spark
@@ -109,7 +109,7 @@ def test_settings_hold_for_one_batch(spark: SparkSession, *, own_shuffles: bool)
     settings = batch_settings(session, own_shuffles=own_shuffles, parallelism=PARALLELISM)
 
     def fail() -> None:
-        with in_force(session, settings):
+        with with_settings(session, settings):
             nothing = repartitioned(session.range(3).where("1 = 0"), PARALLELISM, F.col("id").cast("int"))
             assert nothing._jdf.queryExecution().toRdd().getNumPartitions() == PARALLELISM
             assert str(session.conf.get(rules)).startswith(f"{MINE},")

@@ -24,7 +24,7 @@ import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.errors import UnavailableError
 from penstock.run import run as engine_run
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from penstock.storage import LocalStorage
 from penstock.storage.forwarding import ForwardingStorage
 from services import postgres_process

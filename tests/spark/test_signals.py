@@ -48,7 +48,7 @@ def job(spark, root, name):
 """
 STAYING = "import signal; signal.pause()\n"
 """Until the signal: whoever looks late, on a slow machine, finds its Java all the same."""
-STARTING = f"from penstock.spark.session import local_session\nlocal_session('signals')\n{STAYING}"
+STARTING = f"from penstock.spark.local_session import local_session\nlocal_session('signals')\n{STAYING}"
 STARTING_JOB = f"from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate()\n{STAYING}"
 
 

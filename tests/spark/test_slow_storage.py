@@ -17,7 +17,7 @@ from pyspark import TaskContext
 
 import penstock as ps
 from penstock.errors import UnavailableError
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from penstock.spark.status import Status
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
@@ -101,7 +101,7 @@ class Watch:
         self.newest_batch_beside: dict[int, int] = {}
 
     def look(self, handle: JobHandle) -> bool:
-        run = handle._life.run
+        run = handle._runner.run
         loop = getattr(run, "_loop", None)
         if loop is not None:
             pending = list(loop.coordinator._protocol.pending)
@@ -162,7 +162,7 @@ def test_local_files_stay_while_the_coordinator_is_held_up(spark, ledger, start)
     storage = SlowStorage(storage, seconds=3600, pattern="state/count/1-[1-9]-*", until=slow)
     handle = start(counting_job(spark, ledger, storage, checkpoint=ps.Checkpointing(interval="1ms")))
     wait_until(handle, lambda: handle.progress.checkpoints_completed == 1)
-    pending = handle._life.run._loop.coordinator._protocol.pending
+    pending = handle._runner.run._loop.coordinator._protocol.pending
     wait_until(
         handle, lambda: not pending
     )  # and now the coordinator notes that checkpoint 0 is committed, until `held`

@@ -14,7 +14,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import SubtaskId
 from penstock.progress import open_works, working
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
-from penstock.spark.tasks import take_over_all
+from penstock.spark.tasks import run_restore_tasks
 from penstock.state.handle import StateHandle
 from services.patience import tries
 
@@ -48,7 +48,7 @@ def test_subtasks_are_counted_as_they_are_done(spark: SparkSession, tmp_path: Pa
 
     def take() -> None:
         with working("dealing out", unit="subtask", job="views"):
-            taken.extend(take_over_all(spark, waits_for_one(tmp_path), handles))
+            taken.extend(run_restore_tasks(spark, waits_for_one(tmp_path), handles))
 
     thread = threading.Thread(target=take)
     thread.start()

@@ -51,9 +51,12 @@ def test_going_back_is_done_once_for_each_checkpoint(
     found = earlier_attempts(storage, OURS)
     assert [found.have_restored(one) for one in (3, 7)] == [False, True]
     asked = StartOptions(restore=7, takeover=True)
-    assert (asked.not_again(found).restore, asked.not_again(found).takeover) == (None, False)
-    assert StartOptions(restore=3).not_again(found).restore == 3
-    first = asked.not_again(EarlierAttempts())
+    assert (asked.without_done_actions(found).restore, asked.without_done_actions(found).takeover) == (
+        None,
+        False,
+    )
+    assert StartOptions(restore=3).without_done_actions(found).restore == 3
+    first = asked.without_done_actions(EarlierAttempts())
     assert (first.restore, first.takeover) == (7, True)
 
 

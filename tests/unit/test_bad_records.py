@@ -22,10 +22,10 @@ from penstock.operators.bad_records import LETTER, ROW, ROWS, BadRecords
 from penstock.operators.grouping import null_keys
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_tolerant import run_process_tolerantly
-from penstock.operators.states import ValueState
+from penstock.operators.state.declarations import ValueState
+from penstock.run.acknowledgements import BadRecordCounts
 from penstock.run.assignment import BadCount
-from penstock.run.bad_row_search import Sifter
-from penstock.run.row_counts import BadRecordCounts
+from penstock.run.sink_writer import TransactionWriter
 from penstock.run.task_failures import tolerates
 from penstock.sinks.two_phase_commit import TransactionContext
 
@@ -204,7 +204,7 @@ def test_null_keys_are_found_row_by_row():
 
 def sift(sink, *batches):
     bad = BadRecords("out", 7, kept=True)
-    sifter = Sifter(sink, TransactionContext("job", "out", 1, 7, 0, 3), bad)
+    sifter = TransactionWriter(sink, TransactionContext("job", "out", 1, 7, 0, 3), bad)
     rows = sifter.write([pa.RecordBatch.from_pylist(batch) for batch in batches])
     letters = pa.Table.from_batches(bad.letters(), LETTER).to_pylist()
     return rows, sifter.open, [json.loads(letter["row"])["v"] for letter in letters]

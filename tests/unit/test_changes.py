@@ -28,9 +28,8 @@ from penstock.job_spec import JobSpec, Uids
 from penstock.ownership.claim import Claim
 from penstock.recovery.history import StoredJob
 from penstock.recovery.restore_options import Latest, RestoreOptions, checked_positions, choose_position
-from penstock.recovery.restore_plan import RestorePlan, plan_restore
+from penstock.recovery.restore_plan import RestorePlan, plan_restore, renamed_barrier, renamed_checkpoint
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch
-from penstock.recovery.uid_renames import renamed_barrier, renamed_checkpoint
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import BadRecordError
-from penstock.run.bad_row_search import refuse_broken_values
+from penstock.run.sink_writer import refuse_broken_values
 from penstock.sinks.bad_rows import refuse_large, row_bytes, value_bytes
 
 

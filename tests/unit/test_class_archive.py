@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from penstock.spark import class_archive
-from penstock.spark.class_archive import DRIVER_OPTIONS, SWITCH, archive_options, make_if_missing
-from penstock.spark.class_archive_making import KEPT, _forget_others
+from penstock.spark.class_archive import (
+    DRIVER_OPTIONS,
+    KEPT,
+    SWITCH,
+    _forget_others,
+    archive_options,
+    make_if_missing,
+)
 from penstock.spark.java import JavaHome
 from services import quick_spark
 
@@ -128,7 +134,7 @@ def test_archives_of_other_javas_do_not_pile_up(tmp_path) -> None:
 def test_java_starts_with_the_archive_that_was_made(tmp_path) -> None:
     """A session that finds none says so, the one that is made is whole, and the next Java maps Spark's classes from it."""
     program = (
-        "from penstock.spark.session import local_session\n"
+        "from penstock.spark.local_session import local_session\n"
         "from penstock.spark.class_archive import make_if_missing\n"
         "spark = local_session()\n"
         "made = make_if_missing()\n"

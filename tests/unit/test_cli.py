@@ -410,7 +410,7 @@ def test_a_file_that_starts_its_job_is_refused(
     line: int,
 ) -> None:
     """The line that starts the job is named, and where it belongs; nothing was started or written."""
-    monkeypatch.setattr("penstock.spark.session.local_session", lambda _: None)
+    monkeypatch.setattr("penstock.spark.local_session.local_session", lambda _: None)
     file, storage = tmp_path / "views.py", tmp_path / "store"
     file.write_text(UNGUARDED.format(storage=str(storage), call=call))
     result = penstock(command, file)

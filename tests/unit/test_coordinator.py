@@ -37,7 +37,7 @@ from penstock.errors import (
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import claim
 from penstock.ownership.holds import BELIEVED_S, HOLD_S, put_hold, release_hold
-from penstock.recovery.checkpoint_reader import retained_checkpoint
+from penstock.recovery.history import retained_checkpoint
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from penstock.testing.simulation.external import External

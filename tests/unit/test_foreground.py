@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.spark.foreground import in_foreground
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from penstock.spark.status import Status
 from penstock.status.live import Progress
 

@@ -27,7 +27,7 @@ from penstock.ownership.holds import (
     release_hold,
 )
 from penstock.ownership.records import LARGEST_BYTES
-from penstock.recovery.checkpoint_reader import (
+from penstock.recovery.history import (
     check_committed,
     read_held,
     retained_checkpoint,

@@ -26,31 +26,29 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.clock import OperatorClock
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.interval import run_join
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.python_values import python_values
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import moment
-from penstock.operators.window.calls import WindowCode
+from penstock.operators.state.timers import moment
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows
+from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.run import subtask as engine
 from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.subtasks import LocalExecutor, with_wake_row
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.spark import job_runner as of_a_job
-from penstock.spark.handle import JobHandle
+from penstock.spark.job_handle import JobHandle
 from penstock.spark.job_runner import JobRunner
 from penstock.spark.status import Status
 from penstock.status.events import Event, JobEnded, RunFailed
@@ -78,7 +78,7 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     def fail() -> None:
         raise error
 
-    life = object.__new__(JobRunner)
+    runner = object.__new__(JobRunner)
     reporter = _Reporter()
     for name, value in {
         "job": SimpleNamespace(name="views"),
@@ -88,12 +88,12 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
         "ended": threading.Event(),
         "_run_until_done": fail,
     }.items():
-        setattr(life, name, value)
-    working = threading.Thread(target=life._work)
+        setattr(runner, name, value)
+    working = threading.Thread(target=runner._work)
     working.start()
     working.join()
-    assert life.ended.is_set()
-    assert life.failure is error
+    assert runner.ended.is_set()
+    assert runner.failure is error
     assert reporter.ends == [("failed", error)]
 
 
@@ -106,10 +106,10 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_handle_says_how_the_job_is(checkpoint: int, shown: str) -> None:
     """`print(job.run())` shows the job's name, its status and its newest checkpoint."""
-    life = object.__new__(JobRunner)
-    life.job = SimpleNamespace(name="views")  # type: ignore[assignment]
-    life.status, life.observer = (
+    runner = object.__new__(JobRunner)
+    runner.job = SimpleNamespace(name="views")  # type: ignore[assignment]
+    runner.status, runner.observer = (
         Status.FINISHED,
         Observer(progress=Progress(run=1, at=0.0, status="finished", checkpoint=checkpoint)),
     )
-    assert repr(JobHandle(life)) == shown
+    assert repr(JobHandle(runner)) == shown

@@ -12,7 +12,7 @@ import redis
 from penstock.errors import ConfigError, UnavailableError
 from penstock.logins import refuses_login
 from penstock.recovery.restart import may_pass
-from penstock.spark.failure_messages import may_come_up
+from penstock.spark.failure_messages import retries_start
 
 REFUSED = [
     pymysql.err.OperationalError(1045, "Access denied for user 'me'@'host' (using password: YES)"),
@@ -49,7 +49,7 @@ def test_an_outage_is_no_refusal(error: Exception) -> None:
 
 def test_a_start_waits_for_an_outage_and_not_for_a_login() -> None:
     """A start that meets a server that is away is tried again; one that is refused ends, before anything is changed for good."""
-    assert may_come_up(UnavailableError("no answer", denied=False))
-    assert may_come_up(UnavailableError("no answer"))
-    assert not may_come_up(UnavailableError("Access denied", denied=True))
-    assert not may_come_up(ConfigError("wrong"))
+    assert retries_start(UnavailableError("no answer", denied=False))
+    assert retries_start(UnavailableError("no answer"))
+    assert not retries_start(UnavailableError("Access denied", denied=True))
+    assert not retries_start(ConfigError("wrong"))

@@ -63,3 +63,12 @@ def test_a_ui_beside_its_own_options_is_refused() -> None:
     """Two tokens for one page would be one too many."""
     with pytest.raises(ps.ConfigError, match="give them to Ui"):
         jobs._ui_options(ps.Ui(8123), "t" * 20, read_only=False)
+
+
+@pytest.mark.parametrize("ui", [None, False])
+def test_options_of_a_ui_that_is_not_served_are_refused(ui: object) -> None:
+    """A token without `ui=` would protect nothing, and its user would look for the pages in vain."""
+    with pytest.raises(ps.ConfigError, match="need ui="):
+        jobs._ui_options(ui, "t" * 20, read_only=False)  # type: ignore[arg-type]
+    with pytest.raises(ps.ConfigError, match="need ui="):
+        jobs._ui_options(ui, None, read_only=True)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 
 import penstock as ps
 from penstock.graph import Graph, Source
-from penstock.spark.pickling import check_pickles
+from penstock.spark.inspection import check_pickles
 from penstock.streams import Stream
 
 LOCK = threading.Lock()

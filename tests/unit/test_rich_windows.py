@@ -46,13 +46,12 @@ from penstock.operators.aggregate.distinct import (
 )
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
-from penstock.operators.window import distinct, session
-from penstock.operators.window.base import ABSURD, LATE
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.process.user_code import Context
+from penstock.operators.window import distinct_values, session
 from penstock.operators.window.count import CountSpec, run_count_windows
-from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
+from penstock.operators.window.kinds import ABSURD, LATE, CountWindows, SessionWindows, TimeWindows
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.window.time import PANE, WindowSpec
 from penstock.state.backends.base import OpenState
@@ -244,7 +243,7 @@ def test_windows_pick_values_and_count_distinct_ones(
         return [(start, start + every + more) for start in starts]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distinct, "VALUES_BYTES", at_once)
+        patch.setattr(distinct_values, "VALUES_BYTES", at_once)
         play(RichWindows(windows, lateness_us), backend, steps, windows_of)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.spark.shuffles import shuffles
+from penstock.spark.compiled import shuffles
 
 NARROW = """\
 Filter (n#1 > 1)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.spark.ticks import Silence
+from penstock.spark.query_progress import IdleCheck
 
 
 class Says:
@@ -17,13 +17,13 @@ class Says:
         self.status: dict[str, Any] = {"message": message, "isDataAvailable": data, "isTriggerActive": active}
 
 
-def looked(silence: Silence, message: str, now_us: int, *, data: bool = False) -> int | None:
+def looked(silence: IdleCheck, message: str, now_us: int, *, data: bool = False) -> int | None:
     return silence.looked_us(cast("StreamingQuery", Says(message, data=data)), now_us)
 
 
 def test_only_a_look_that_found_nothing_since_the_last_batch_counts() -> None:
     """Before the first look nothing is known, and after a batch not until the next one; then each moment is a look."""
-    silence = Silence(0.0)
+    silence = IdleCheck(0.0)
     assert silence.looked_us(None, 1) is None
     assert looked(silence, "Initializing sources", 2) is None
     assert looked(silence, "Getting offsets from a log", 3) is None
@@ -39,7 +39,7 @@ def test_only_a_look_that_found_nothing_since_the_last_batch_counts() -> None:
 
 def test_with_a_trigger_the_look_may_be_as_old_as_it() -> None:
     """What came since then nobody has seen."""
-    silence = Silence(0.001)
+    silence = IdleCheck(0.001)
     assert looked(silence, "Waiting for next trigger", 5_000) == 5_000
     assert looked(silence, "Waiting for next trigger", 5_900) == 5_000
     assert looked(silence, "Waiting for next trigger", 7_000) == 6_000

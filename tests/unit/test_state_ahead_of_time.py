@@ -15,13 +15,11 @@ from penstock.config import OnBadRecord
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.calls import WindowCode, WindowCodeSpec
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.window.own_code import WindowCode, WindowCodeSpec, WindowRowsSpec
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.operators.window.time import PANE, WindowSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.recovery.state_plan import redistribute
 from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.run.subtask import Subtask as EngineSubtask

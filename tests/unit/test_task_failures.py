@@ -23,8 +23,8 @@ from penstock.errors import (
 from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.run.sink_writer import SinkWriter
-from penstock.run.task_failures import Accounts, as_error, tell_failure
-from penstock.snapshot.messages import TaskFailed
+from penstock.run.task_failures import FailureReports, as_error, report_failure
+from penstock.snapshot.mailbox import TaskFailed
 
 
 def told(error: str, batch: int = 7, file: str = "", **more: Any) -> TaskFailed:
@@ -33,7 +33,7 @@ def told(error: str, batch: int = 7, file: str = "", **more: Any) -> TaskFailed:
 
 def test_a_task_of_another_batch_explains_nothing() -> None:
     """A task that Spark had given up wakes up in a later batch: what it says is not why that batch fails."""
-    accounts = Accounts(7)
+    accounts = FailureReports(7)
     accounts.take(told("BadRecordError", batch=6))
     assert accounts.decisive is None
     accounts.take(told("UnavailableError"))
@@ -62,7 +62,7 @@ RAISED = told("", place="KeyError at job.py:3")
 )
 def test_when_another_attempt_is_of_no_use(accounts: list[TaskFailed], decisive: int | None) -> None:
     """A bad record, a name that nothing has, or the same exception at the same place again; what may pass is left to Spark's attempts."""
-    batch = Accounts(7)
+    batch = FailureReports(7)
     for account in accounts:
         batch.take(account)
     assert batch.hopeless == (None if decisive is None else accounts[decisive])
@@ -99,14 +99,14 @@ def test_what_is_no_text_can_be_told() -> None:
     teller, error = Teller(), ValueError("no file \udcff")
     error.add_note("nor \udcfe")
     plan = SimpleNamespace(place=SimpleNamespace(run=3), batch=7)
-    tell_failure(cast("Any", teller), cast("Any", plan), SubtaskId("out", 0), error)
+    report_failure(cast("Any", teller), cast("Any", plan), SubtaskId("out", 0), error)
     told = msgspec.json.decode(teller.told, type=TaskFailed)
     assert (told.cause, told.notes) == ("ValueError: no file \\udcff", ("nor \\udcfe",))
 
 
 def test_nothing_is_taken_before_the_first_batch() -> None:
     """Between two batches no task is at work whose failure counts."""
-    accounts = Accounts()
+    accounts = FailureReports()
     accounts.take(told("BadRecordError"))
     assert accounts.decisive is None
 
@@ -189,7 +189,7 @@ def raised(error: Exception) -> Exception:
 def told_of(error: Exception) -> TaskFailed:
     teller = Telling()
     plan: Any = SimpleNamespace(batch=7, place=SimpleNamespace(job="job", run=3))
-    tell_failure(cast("Any", teller), plan, SubtaskId("mine", 0), error)
+    report_failure(cast("Any", teller), plan, SubtaskId("mine", 0), error)
     (message,) = teller.told
     assert isinstance(message, TaskFailed)
     return message
@@ -216,7 +216,7 @@ def test_passwords_do_not_leave_the_task() -> None:
 )
 def test_a_job_that_shows_no_rows_tells_no_values(error: Exception) -> None:
     """Which exception it was and where is told, and nothing that may come from a row."""
-    shown, hidden = Accounts(7), Accounts(7, shows_rows=False)
+    shown, hidden = FailureReports(7), FailureReports(7, shows_rows=False)
     for accounts in (shown, hidden):
         accounts.take(told_of(error))
     assert "Ann" in str(shown.told)

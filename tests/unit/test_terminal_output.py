@@ -19,11 +19,11 @@ from penstock.spark import terminal_output
 from penstock.spark.status import Status
 from penstock.spark.terminal_output import (
     CHECKPOINTS,
+    JobDisplay,
     LiveLine,
-    SignsOfLife,
     is_terminal,
+    job_display,
     log_on,
-    signs_of_life,
 )
 from penstock.status.live import Progress
 from penstock.status.log_messages import LIFE
@@ -170,7 +170,7 @@ def test_a_dumb_terminal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_signs_of_a_job() -> None:
     """The line follows the job: its status, its counts, and that it is stopping."""
     terminal, clock = Terminal(), VirtualClock()
-    signs = SignsOfLife(LiveLine(terminal), clock)
+    signs = JobDisplay(LiveLine(terminal), clock)
     signs.starting()
     assert terminal.shown == ["starting"]
     handle: Any = SimpleNamespace(
@@ -191,14 +191,14 @@ def life() -> None:
     LIFE.info("run 1 begins")
     logging.getLogger(CHECKPOINTS).info("checkpoint 1 completed")
     logging.getLogger("penstock.status.observer").info("counts-0: 12 files used again")
-    logging.getLogger("penstock.spark.handle").warning("job failed")
+    logging.getLogger("penstock.spark.job_handle").warning("job failed")
 
 
 def test_without_a_terminal_the_log_tells() -> None:
     """Where nobody has set up a log: the begin, a line a checkpoint, warnings; afterwards `logging` is as it was."""
     stream = io.StringIO()
     with no_log(), streams(io.StringIO(), stream):
-        with signs_of_life():
+        with job_display():
             life()
         assert (PENSTOCK.handlers, PENSTOCK.level) == ([], logging.NOTSET)
     assert [line[20:] for line in stream.getvalue().splitlines()] == [
@@ -213,7 +213,7 @@ def test_a_log_that_comes_up_meanwhile_tells_nothing_twice() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     with no_log(), streams(io.StringIO(), stream):
-        with signs_of_life():
+        with job_display():
             logging.getLogger().addHandler(handler)
             life()
             logging.getLogger().removeHandler(handler)
@@ -224,7 +224,7 @@ def test_a_log_that_comes_up_meanwhile_tells_nothing_twice() -> None:
 def test_on_a_terminal_checkpoints_are_in_the_line() -> None:
     """There the begin, the end and warnings stand above the line, which has the rest."""
     terminal = Terminal()
-    with no_log(), streams(io.StringIO(), terminal), signs_of_life() as signs:
+    with no_log(), streams(io.StringIO(), terminal), job_display() as signs:
         signs.starting()
         life()
         signs.starting()
@@ -264,7 +264,7 @@ def test_a_failure_leaves_the_terminal_clean() -> None:
     terminal = Terminal()
 
     def fail() -> None:
-        with signs_of_life() as signs:
+        with job_display() as signs:
             signs.starting()
             raise KeyboardInterrupt
 
@@ -282,7 +282,7 @@ def test_a_real_terminal() -> None:
         progress=Progress(run=3, at=0.0, status="running", batches=24, rows_in=5), status=Status.RUNNING
     )
     with no_log(), real_terminal(40) as (stream, written), streams(io.StringIO(), stream):
-        with signs_of_life() as signs:
+        with job_display() as signs:
             signs.watch(handle)
             LIFE.info("run 3 begins")
             signs.watch(handle)
@@ -303,7 +303,7 @@ def story_of_a_job(stream: TextIO, has_terminal: Callable[[bool], None]) -> None
     handle: Any = SimpleNamespace(
         progress=Progress(run=3, at=0.0, status="running", batches=1), status=Status.RUNNING
     )
-    with no_log(), streams(io.StringIO(), stream), signs_of_life() as signs:
+    with no_log(), streams(io.StringIO(), stream), job_display() as signs:
         signs.watch(handle)
         has_terminal(False)
         signs.watch(handle)

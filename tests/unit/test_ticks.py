@@ -10,7 +10,7 @@ import pytest
 
 from penstock.spark import query as of_query
 from penstock.spark.query import QueryRun
-from penstock.spark.ticks import Silence
+from penstock.spark.query_progress import IdleCheck
 from penstock.testing.virtual import VirtualClock
 
 READING = "Getting offsets from a log"
@@ -34,7 +34,7 @@ class Ticks:
             _engine=engine,
             _spec=SimpleNamespace(event_times={}),
             _job=SimpleNamespace(trigger_s=trigger_s),
-            _silence=Silence(trigger_s or 0.0),
+            _silence=IdleCheck(trigger_s or 0.0),
             _query=self,
             _batch_lock=threading.Lock(),
             _ended_s=self.clock.monotonic(),

@@ -13,8 +13,7 @@ from penstock.keyed_streams import KeyedStream
 from penstock.operators.base import Node
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.join.lookup import Lookup
-from penstock.operators.join.operator import Join
-from penstock.operators.join.spec import How
+from penstock.operators.join.spec import How, Join
 from penstock.streams import Stream
 
 MINUTE_US = 60_000_000

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import UserCodeError
 from penstock.ids import SubtaskId
-from penstock.operators.timers import CLOCK, EVENT_TIME, timer_table
-from penstock.run.waiting import living_by_event_time, refuse_waiting, woken
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, timer_table
+from penstock.run.watermarks import due_operators, expiring_by_event_time, refuse_pending_timers
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle
 from penstock.state.lifetimes import FAR_AWAY_US
@@ -29,9 +29,9 @@ def test_an_operator_is_woken_when_one_of_its_subtasks_waits_for_this_moment() -
         handle("nothing", Due()),
         handle("timeless", Due(event_us=0)),
     ]
-    assert woken(handles, {"event": 9, "clock": 99, "nothing": 99}, 69) == set()
-    assert woken(handles, {"event": 10, "clock": 99, "nothing": 99}, 69) == {"event"}
-    assert woken(handles, {"event": 9}, 70) == {"clock"}
+    assert due_operators(handles, {"event": 9, "clock": 99, "nothing": 99}, 69) == set()
+    assert due_operators(handles, {"event": 10, "clock": 99, "nothing": 99}, 69) == {"event"}
+    assert due_operators(handles, {"event": 9}, 70) == {"clock"}
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_an_operator_is_woken_when_one_of_its_subtasks_waits_for_this_moment() -
 )
 def test_who_waits_behind_the_end_of_time_is_named(first_us: int, when: str) -> None:
     """With the moment, and what to do."""
-    refuse_waiting([handle("clock", Due(clock_us=1)), handle("nothing", Due())])
+    refuse_pending_timers([handle("clock", Due(clock_us=1)), handle("nothing", Due())])
     with pytest.raises(UserCodeError, match=f"operator loop: .* it still waits for .*{when}: .* drain=True"):
-        refuse_waiting([handle("nothing", Due()), handle("loop", Due(event_us=first_us))])
+        refuse_pending_timers([handle("nothing", Due()), handle("loop", Due(event_us=first_us))])
 
 
 def test_which_operators_live_by_event_time() -> None:
@@ -51,4 +51,4 @@ def test_which_operators_live_by_event_time() -> None:
         "clock": StateLayout(KEY, pa.schema([]), (timer_table(CLOCK, KEY),)),
         "nothing": StateLayout(KEY, pa.schema([("n", pa.int64())])),
     }
-    assert living_by_event_time(layouts) == {"event"}
+    assert expiring_by_event_time(layouts) == {"event"}

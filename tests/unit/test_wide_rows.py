@@ -14,26 +14,23 @@ import pyarrow as pa
 import pytest
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import late_rows
-from penstock.operators.clock import OperatorClock
-from penstock.operators.join import interval, lookup, pairs
-from penstock.operators.join.inputs import InputColumns, arriving
+from penstock.operators import event_time
+from penstock.operators.event_time import LateRows, OperatorClock, TimeColumn
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.join import input_rows, interval, lookup
+from penstock.operators.join.input_rows import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.late_rows import LateRows
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.window import time_rows
-from penstock.operators.window.calls import WindowCode, WindowRows
+from penstock.operators.window import own_code
 from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
-from penstock.operators.window.time_rows import WindowRowsSpec
+from penstock.operators.window.own_code import WindowCode, WindowRows, WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 PART = 8_000
 MOST = 2 * PART
@@ -93,7 +90,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pairs, late_rows, lookup, interval, time_rows):
+    for module in (event_time, input_rows, lookup, interval, own_code):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 

@@ -12,21 +12,19 @@ import pytest
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster, task_context
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import microseconds, moment
+from penstock.operators.state.timers import microseconds, moment
 from penstock.operators.views import TimestampColumn
-from penstock.operators.window.calls import WindowCode
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows
+from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 TIME = pa.timestamp("us", "UTC")

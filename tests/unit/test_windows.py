@@ -29,7 +29,7 @@ from builders.window_operators import (
     rows_table,
 )
 from penstock.operators.python_values import MICROSECONDS
-from penstock.operators.window import time_rows
+from penstock.operators.window import own_code
 from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
 from services.tiers import share
 
@@ -123,8 +123,8 @@ def test_windows_by_time_equal_lists(
 ) -> None:
     """Tumbling and sliding, with late rows, crashes, merges and other parallelisms, give in every batch what plain Python gives."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time_rows, "PART_BYTES", part_bytes)
-        patch.setattr(time_rows, "FEW_KEYS", few_keys)
+        patch.setattr(own_code, "PART_BYTES", part_bytes)
+        patch.setattr(own_code, "FEW_KEYS", few_keys)
         play(kind(windows, lateness_us), TimeWindowModel(windows, lateness_us), backend, shifted(steps, base))
 
 
@@ -244,13 +244,13 @@ def test_a_late_row_reads_only_its_key(tmp_path: Path, backend: str, monkeypatch
     operator = WindowCalls(TimeWindows(20, 5), 1_000)
     cluster = OperatorCluster(tmp_path, operator.output, backend)
     cluster.batch(operator, rows_table([(f"k{n}", 12, n) for n in range(1_000)]), 100)
-    read, real = [], time_rows._Run._read
+    read, real = [], own_code._Run._read
 
     def counting(run: Any, part: Any) -> Any:
         read.append(part.num_rows)
         return real(run, part)
 
-    monkeypatch.setattr(time_rows._Run, "_read", counting)
+    monkeypatch.setattr(own_code._Run, "_read", counting)
     got = cluster.batch(operator, rows_table([("k7", 12, 1)]), 100)
     assert [(row["n"], row["total"]) for row in got] == [(2, 8)] * 4
     assert sum(read) < 1_000

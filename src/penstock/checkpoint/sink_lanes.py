@@ -129,8 +129,8 @@ class RecoveryCalls:
             left_s -= _LOOK_S if self._given_up() else 0.0
             if left_s <= 0 and self._given_up():
                 raise UnavailableError(
-                    "a call has not returned, and the job ends without it. See whether the target answers; what a checkpoint promised is "
-                    "committed by the next run"
+                    "a call has not returned, and the job ends without it. See whether the target answers; the next run commits what a "
+                    "checkpoint promised, unless checkpoint.on_cancel deletes the checkpoints"
                 )
         return answer.result()
 

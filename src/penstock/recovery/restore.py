@@ -6,42 +6,53 @@ The order makes it safe:
 3. apply the plan: record the choice; commit what the checkpoint promised and abort every other transaction of the job; delete the
    checkpoints and files that belong to nothing any more.
 A crash anywhere leaves the same choice to the next run.
+
+Before anything is applied, the sinks are asked for their newest commit. A storage that does not know it is an old copy: a job that resumed
+from it would write rows again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
+from penstock import start_options
 from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.metadata import found_checkpoints
 from penstock.checkpoint.sink_lanes import IN_THIS_THREAD, RecoveryCalls
-from penstock.errors import CorruptStateError, PenstockError, UnavailableError
-from penstock.ids import CheckpointId
+from penstock.config import Mode
+from penstock.errors import (
+    CorruptStateError,
+    IncompatibleStateError,
+    PenstockError,
+    UnavailableError,
+)
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about
 from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim, Claimant, claim, forget_old_runs, newest_run
-from penstock.ownership.descent import record_descent
-from penstock.ownership.heartbeat import Alive, beat
+from penstock.ownership.descent import read_descents, record_descent
+from penstock.ownership.heartbeat import Alive, beat, last_completed
+from penstock.ownership.records import read_small
 from penstock.recovery import started_batches
 from penstock.recovery.cleanup import delete_leftovers
 from penstock.recovery.history import read_stored
 from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan, plan_restore, unknown_end
-from penstock.recovery.stale_storage import (
-    named,
-    newest_run_in_targets,
-    refuse_if_targets_know_more,
-    uids_of,
-)
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
+
+
+FormerSinks = Mapping[str, str]
+"""Former uids of sinks by current ones."""
 
 
 class Restored(NamedTuple):
@@ -74,7 +85,7 @@ def check_restorable(
         return
     try:
         if wanted is None:
-            refuse_if_targets_know_more(plan, spec, calls)
+            _refuse_if_targets_know_more(plan, spec, calls)
     except UnavailableError as error:
         _log.debug("checked again after the claim, because a sink does not answer: %s", error)
 
@@ -96,14 +107,14 @@ def restore(
     the wait. After `UnavailableError` the caller decides whether the run is over.
     """
     claimant = claimant or Claimant()
-    above = 0 if wanted is None else newest_run_in_targets(spec, options.former_uids, calls)
+    above = 0 if wanted is None else _newest_run_in_targets(spec, options.former_uids, calls)
     mine = claim(spec.storage, now, claimant, above=above)
     try:
         stored = read_stored(spec.storage, spec.mode, wanted)
         plan = plan_restore(mine, stored, spec, options, now=now, first_run=claimant.first_run, latest=latest)
         with alive(mine):
             if wanted is None:
-                refuse_if_targets_know_more(plan, spec, calls)
+                _refuse_if_targets_know_more(plan, spec, calls)
             else:
                 _warn_of_discarded(plan)
             left_over = _apply(plan, spec, calls, now)
@@ -171,8 +182,8 @@ def _abort_others(plan: RestorePlan, spec: JobSpec, calls: RecoveryCalls) -> Non
     """Abort every transaction of this and earlier runs that the checkpoint does not promise."""
     keep = {one.name for one in plan.promised}
     for uid, sink in spec.sinks.items():
-        for known_as in uids_of(uid, plan.options.former_uids):
-            with named(uid):
+        for known_as in _uids_of(uid, plan.options.former_uids):
+            with _naming_the_sink(uid):
                 for transaction in calls(uid, partial(_listed, sink, spec.owner, known_as)):
                     name = TransactionName.of(uid, transaction)
                     if name.run <= plan.run and name not in keep:
@@ -188,3 +199,110 @@ def _abort_others(plan: RestorePlan, spec: JobSpec, calls: RecoveryCalls) -> Non
 def _listed(sink: TwoPhaseCommitSink, owner: str, uid: str) -> list[Transaction]:
     """All at once: a sink may look for each transaction only when it is taken."""
     return list(sink.find_transactions(owner, uid))
+
+
+# ── a storage that is an old copy ──────────────────────────────────────────────────────────────
+
+
+def _refuse_if_targets_know_more(plan: RestorePlan, spec: JobSpec, calls: RecoveryCalls) -> None:
+    """Raise if a target has a commit that this storage does not know; only warn if there is no checkpoint with which to accept that.
+
+    Before the job is claimed, the plan has the claim of the newest run. A renamed sink is looked up under its former uid, too.
+    Not called when the user has chosen a checkpoint.
+    """
+    claim, checkpoint = plan.claim, plan.id
+    for uid, sink in spec.sinks.items():
+        newest = _newest_commit(uid, sink, spec.owner, plan.options.former_uids, calls)
+        if newest is None or _is_known(claim, RunId(newest[0]), newest[1], spec.mode):
+            continue
+        if claim.token:
+            claim.check()  # another start may have claimed the job and committed: then this storage is not old
+        run, committed = newest
+        has = "has no checkpoint" if checkpoint == NO_CHECKPOINT else f"ends with checkpoint {checkpoint}"
+        text = (
+            f"the sink {uid} has committed checkpoint {committed} of run {run}, of which the storage {claim.storage.uri} knows nothing: it "
+            f"{has}. It is an older copy, a backup perhaps, and rows that are in the target would be written again"
+        )
+        if checkpoint == NO_CHECKPOINT:
+            _log.warning("%s", text, extra=about(operator=uid))
+            continue
+        raise IncompatibleStateError(
+            f"{text}. Nothing was changed. Bring the newer storage back; or remove from the target what came after checkpoint {checkpoint} "
+            f"and start with {start_options.restore(checkpoint)} to accept that",
+            sink=uid,
+            run=run,
+            checkpoint=committed,
+        )
+
+
+def _newest_run_in_targets(spec: JobSpec, former: FormerSinks, calls: RecoveryCalls) -> int:
+    """The newest run that a target knows. A start that accepts an old copy takes a higher number: then no target knows a newer one."""
+    known = 0
+    for uid, sink in spec.sinks.items():
+        newest = _newest_commit(uid, sink, spec.owner, former, calls)
+        known = known if newest is None else max(known, newest[0])
+    return known
+
+
+def _uids_of(uid: str, former: FormerSinks) -> list[str]:
+    """The uids under which a target may know a sink."""
+    return [former[uid], uid] if uid in former else [uid]
+
+
+def _newest_commit(
+    uid: str, sink: TwoPhaseCommitSink, owner: str, former: FormerSinks, calls: RecoveryCalls
+) -> tuple[int, int] | None:
+    with _naming_the_sink(uid):
+        found = [
+            calls(uid, partial(sink.newest_commit, owner, known_as)) for known_as in _uids_of(uid, former)
+        ]
+    return max((one for one in found if one is not None), default=None)
+
+
+@contextmanager
+def _naming_the_sink(uid: str) -> Iterator[None]:
+    """Adds the name of the sink to `UnavailableError`."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the sink {uid} does not answer: {error}", sinks=(uid,), denied=refuses_login(error)
+        ) from error
+
+
+def _is_known(claim: Claim, run: RunId, checkpoint: int, mode: Mode) -> bool:
+    """Whether a commit belongs to the history of this storage.
+
+    Exactly once, a checkpoint is in storage before its commits are in a target. If it is gone, a later run went back to an earlier one and
+    recorded that. Other modes commit before their checkpoint: there only the run number tells. `mode`: the current one.
+    """
+    storage = claim.storage
+    if run > claim.run:
+        return False
+    if _mode_of(claim, run, mode) != Mode.EXACTLY_ONCE.value or any(
+        descent.run > run for descent in read_descents(storage)
+    ):
+        return True
+    newest = max((name.checkpoint for name in found_checkpoints(storage)), default=NO_CHECKPOINT)
+    return checkpoint <= max(newest, last_completed(storage, run))
+
+
+class _RunSettings(msgspec.Struct):
+    mode: str
+
+
+class _RunPlan(msgspec.Struct):
+    """What recovery needs of `runs/<k>.plan`, see `status.plan.Plan`."""
+
+    settings: _RunSettings
+
+
+_PLANS = msgspec.json.Decoder(_RunPlan)
+
+
+def _mode_of(claim: Claim, run: RunId, mode: Mode) -> str:
+    """The mode of a run, which may differ from the current one: from the plan that it wrote, if that can be read."""
+    try:
+        return read_small(claim.storage, f"runs/{run}.plan", _PLANS).settings.mode
+    except (FileNotFoundError, msgspec.DecodeError):
+        return mode.value

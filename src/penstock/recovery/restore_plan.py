@@ -5,23 +5,25 @@ is complete when it is made: whatever is refused is refused here, before anythin
 job: it renames uids, matches sources by uid, applies `positions=`, assigns state to subtasks. Stored files stay as they are; until a new
 checkpoint completes, the next run makes the same plan from the same files. Only decisions that cannot be made again are recorded, in
 `recovery.started_batches`: positions set by choice, and where new sources start.
+
+`rename=` changes uids in the checkpoint only. Names of files and of transactions stay, even if an old uid is part of them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock import start_options
-from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted
 from penstock.config import Mode
 from penstock.errors import ConfigError, IncompatibleStateError
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.job_spec import JobSpec
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
+from penstock.job_spec import JobSpec, Uids
 from penstock.ownership.claim import Claim
 from penstock.recovery.history import StoredJob
 from penstock.recovery.progress_log import NO_POSITION, Undecided, without_positions
@@ -29,9 +31,14 @@ from penstock.recovery.restore_options import Latest, PositionChoice, RestoreOpt
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch
 from penstock.recovery.state_plan import PlanMessage, StatePlan, names_to_drop, plan_state
-from penstock.recovery.uid_renames import check_renames, renamed_checkpoint, renamed_started
 from penstock.state.lifetimes import in_microseconds
-from penstock.wording import named
+from penstock.wording import did_you_mean, named
+
+_T = TypeVar("_T")
+
+
+Rename = Mapping[str, str]
+"""New uids by old ones. No uid is on both sides, so that applying it twice changes nothing."""
 
 
 def unknown_end(uid: str) -> list[str]:
@@ -148,7 +155,7 @@ def plan_restore(
     `first_run`: the first run of this start, or None before it has claimed the job. `latest`: asks a source where it ends now.
     """
     _check_key_groups(stored.checkpoint, spec)
-    point = _renamed(stored, spec, options)
+    point = _under_current_uids(stored, spec, options)
     choices = _choices(point, spec, options, latest)
     matched = for_sources(
         point.stored_barrier,
@@ -185,7 +192,7 @@ def _check_key_groups(checkpoint: Completed | None, spec: JobSpec) -> None:
         )
 
 
-def _renamed(stored: StoredJob, spec: JobSpec, options: RestoreOptions) -> ResumePoint:
+def _under_current_uids(stored: StoredJob, spec: JobSpec, options: RestoreOptions) -> ResumePoint:
     """What is stored, under the uids of the current job."""
     point, rename = ResumePoint(stored.checkpoint, stored.started), options.rename
     check_renames(point.checkpoint, point.stored_barrier, spec.uids, rename)
@@ -286,3 +293,105 @@ def _about_sources(
             f"{option} names {', '.join(unknown)}, of which the checkpoint has no position: nothing is dropped for it"
         )
     return [PlanMessage(logging.WARNING, text) for text in texts]
+
+
+# ── uids of the current job ────────────────────────────────────────────────────────────────────
+
+
+def check_renames(completed: Completed | None, barrier: Barrier, now: Uids, rename: Rename) -> None:
+    """Refuse an old uid that the checkpoint does not have, and two uids that would become one.
+
+    A rename that an earlier start has applied is no error: a supervisor repeats the command. Sinks are not checked: a checkpoint names them
+    only in transactions.
+    """
+    operators = completed.operators if completed else {}
+    for old, new in rename.items():
+        if new in now.sources and barrier.positions:
+            _check("source", old, new, barrier.positions)
+        elif new in now.operators and completed:
+            _check("operator", old, new, operators)
+
+
+def _check(kind: str, old: str, new: str, stored: Collection[str]) -> None:
+    if old in stored and new in stored:
+        raise IncompatibleStateError(
+            f"{start_options.rename(old, new)}: the checkpoint has both, {kind} {old!r} and {kind} {new!r}; two cannot become one. Choose "
+            "another new uid",
+            old=old,
+            new=new,
+        )
+    if old not in stored and new not in stored:
+        known = ", ".join(stored) or "none"
+        raise IncompatibleStateError(
+            f"{start_options.rename(old, new)}: the checkpoint has no {kind} {old!r}; it has {known}. {did_you_mean(old, stored)}".strip(),
+            old=old,
+            new=new,
+        )
+
+
+def renamed_checkpoint(completed: Completed, rename: Rename) -> Completed:
+    """The checkpoint with new uids everywhere."""
+    if not rename:
+        return completed
+    return msgspec.structs.replace(
+        completed,
+        barrier=renamed_barrier(completed.barrier, rename),
+        operators={
+            rename.get(uid, uid): _known_as(rename[uid], uid, one) if uid in rename else one
+            for uid, one in completed.operators.items()
+        },
+        transactions=tuple(
+            msgspec.structs.replace(one, sink=rename.get(one.sink, one.sink))
+            for one in completed.transactions
+        ),
+        subtasks=tuple(
+            msgspec.structs.replace(
+                one, subtask=SubtaskId(rename.get(one.subtask.uid, one.subtask.uid), one.subtask.index)
+            )
+            for one in completed.subtasks
+        ),
+        bad_records=_with_new_uids(completed.bad_records, rename),
+        late_rows=_with_new_uids(completed.late_rows, rename),
+        positions_set=_with_new_uids(completed.positions_set, rename),
+    )
+
+
+def renamed_started(started: StartedBatch, rename: Rename) -> StartedBatch:
+    """The same for the record of started batches."""
+    if not rename:
+        return started
+    instead = started.instead
+    return msgspec.structs.replace(
+        started,
+        barrier=renamed_barrier(started.barrier, rename),
+        instead=instead
+        and msgspec.structs.replace(instead, barrier=renamed_barrier(instead.barrier, rename)),
+        positions_set={rename.get(uid, uid): one for uid, one in started.positions_set.items()},
+    )
+
+
+def renamed_barrier(barrier: Barrier, rename: Rename) -> Barrier:
+    """The same for where a batch ended."""
+    return msgspec.structs.replace(
+        barrier,
+        positions=_with_new_uids(barrier.positions, rename),
+        numbers=_with_new_uids(barrier.numbers, rename),
+        time=barrier.time.renamed(rename),
+    )
+
+
+def _known_as(new: str, old: str, state: OperatorState) -> OperatorState:
+    handles = (
+        msgspec.structs.replace(handle, subtask=SubtaskId(new, handle.subtask.index))
+        for handle in state.handles
+    )
+    return msgspec.structs.replace(state, handles=tuple(handles), former_uids=(*state.former_uids, old))
+
+
+def _with_new_uids(by_uid: Mapping[str, _T], rename: Rename) -> dict[str, _T]:
+    """In the same order. If both uids are there, the entry of the new one counts: it was renamed before."""
+    return {
+        rename.get(uid, uid): one
+        for uid, one in by_uid.items()
+        if uid not in rename or rename[uid] not in by_uid
+    }

@@ -3,7 +3,7 @@
 There are three reasons, which may come together:
 1. The parallelism changed. Files of former subtasks may hold keys of several new ones, so each subtask merges what it was assigned into
    files of its own keys. Tables that belong to subtasks and not to keys are redistributed; for that each subtask reads all former ones.
-2. A time to live became longer or was removed: expired values must not become visible again (`recovery.ttl_changes`).
+2. A time to live became longer or was removed: expired values must not become visible again (`state_plan.TtlChanges`).
 3. The layout or the backend changed: all rows are read as they were written and written again (`recovery.state_match` says how).
 """
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport, TimeReached
 from penstock.ids import RunId
-from penstock.recovery.ttl_changes import SwitchedOn
+from penstock.recovery.state_plan import SwitchedOn
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
     FormerUids,

@@ -1,10 +1,11 @@
-"""Where a run reads: what Spark's progress log says of each batch, and what must be recorded before anything is done with it. Driver."""
+"""Where a run reads: the positions of each batch in Spark's progress log, and what must be recorded before the batch runs. Driver."""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.errors import UnavailableError
+from penstock.graph import TimeSettings
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import Numbers
 from penstock.recovery import progress_log
@@ -152,3 +154,43 @@ class Reading:
             own = [next(found, None) for _ in numbers]
             result[uid] = own[0] if len(own) == 1 else own
         return result
+
+
+ALL_ROWS = "*"
+"""The partition of a source whose rows do not tell theirs. No name of a partition is like it."""
+
+
+def partition_name(parts: Sequence[object]) -> str:
+    """How a partition is called: what tells it apart, as texts, in JSON. Two never share a name, whatever is in the columns."""
+    texts = [None if part is None else str(part) for part in parts]
+    return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+
+
+def partition_parts(name: str) -> list[str | None]:
+    """What tells the partition of this name apart."""
+    parts: list[str | None] = json.loads(name)
+    return parts
+
+
+def moved(before: Mapping[str, object], after: Mapping[str, object]) -> frozenset[str]:
+    """The sources of which a batch that ends there may have rows."""
+    return frozenset(uid for uid, position in after.items() if uid not in before or before[uid] != position)
+
+
+def named_partitions(
+    positions: Mapping[str, object], event_times: Mapping[str, TimeSettings]
+) -> dict[str, frozenset[str]]:
+    """The partitions of the sources whose positions name them; Kafka's are `{"topic": {"0": 17}}`, those of a log `{"0": 17}`."""
+    return {
+        uid: frozenset(map(partition_name, _leaves(position)))
+        for uid, settings in event_times.items()
+        if settings.in_positions and isinstance(position := positions.get(uid), dict)
+    }
+
+
+def _leaves(position: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in position.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name)

@@ -21,21 +21,31 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.timers import moment, watermark
-from penstock.run.acknowledgements import acknowledged
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.state.timers import moment, watermark
+from penstock.run.acknowledgements import BadRecordCounts, LateRowCounts, acknowledged
 from penstock.run.assignment import Answer, Assignment, RunPlace
-from penstock.run.reading import Reading
-from penstock.run.row_counts import BadRecordCounts, LateRowCounts
-from penstock.run.source_partitions import moved, named_partitions
+from penstock.run.reading import Reading, moved, named_partitions
 from penstock.run.start import Start
-from penstock.run.task_failures import Accounts, SeldomTold, as_error, repeated_tasks
-from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
-from penstock.run.watermarks import Newest, Watermarks
-from penstock.snapshot.mailbox import Address
-from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
-from penstock.snapshot.rescue import Rescue
-from penstock.snapshot.transfer import Room
+from penstock.run.task_failures import FailureReports, RepeatReporter, as_error, repeated_tasks
+from penstock.run.watermarks import (
+    Newest,
+    Watermarks,
+    due_operators,
+    expiring_by_event_time,
+    refuse_pending_timers,
+    waiting_in_event_time,
+)
+from penstock.snapshot.mailbox import (
+    Address,
+    MergeDone,
+    MergeFailed,
+    Message,
+    TaskFailed,
+    UploadDone,
+    UploadFailed,
+)
+from penstock.snapshot.transfer import Rescue, Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import Moment, in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
@@ -104,8 +114,8 @@ class Run:
         known = named_partitions(start.plan.barrier.positions, spec.event_times)
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
-        self._accounts = Accounts()
-        self._repeated = SeldomTold(
+        self._accounts = FailureReports()
+        self._repeated = RepeatReporter(
             lambda one: observer.tasks_repeated(
                 one.batch,
                 one.uid,
@@ -150,7 +160,7 @@ class Run:
         `planned_us`: when Spark had planned it, if not just now. It has looked at all sources then: of those that end where they did
         before, there was nothing.
         """
-        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         before = self._reading.barrier.positions
         barrier = self._reading.read(read)
         now_us = self._tell_time()
@@ -165,19 +175,19 @@ class Run:
 
     def begin_tick(self, mailbox: Address, *, looked_us: int | None = None) -> BatchUnderWay:
         """The same for a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
-        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin(self._tell_time(), looked_us=looked_us, waiting=self._waiting)
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_end_of_time(self, mailbox: Address) -> BatchUnderWay:
         """The same for one in which all is due that waits in event time, whenever it would be. `begin_anew` must follow."""
-        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin_end_of_time(self._tell_time())
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_anew(self, mailbox: Address) -> BatchUnderWay:
         """The same for one that removes what lived by event time after its end. Then the watermark is that of the rows again."""
-        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         self._tell_time()
         clocks = self._watermarks.begin_anew(self.next_batch)
         return self._begin(self._reading.barrier, clocks, mailbox, anew=True)
@@ -212,7 +222,7 @@ class Run:
             return Moment(self._now_us, clocks[uid].before_us)
 
         watermarks_us = {uid: clock.watermark_us for uid, clock in clocks.items()}
-        wake = woken(self._handles.values(), watermarks_us, self._now_us) | self._wake(batch)
+        wake = due_operators(self._handles.values(), watermarks_us, self._now_us) | self._wake(batch)
         return Assignment(
             place=self._place(mailbox),
             batch=batch,
@@ -228,7 +238,7 @@ class Run:
             now_us=self._now_us,
             switched_on_us=self._start.plan.state.lifetimes.switched_on,
             clocks=clocks,
-            wake=wake | living_by_event_time(self._spec.layouts) if anew else wake,
+            wake=wake | expiring_by_event_time(self._spec.layouts) if anew else wake,
             ends_event_time=anew,
         )
 
@@ -315,7 +325,9 @@ class Run:
         if self._last_batch == NO_CHECKPOINT:
             return False  # nothing has been read yet, so that nothing waits
         watermarks_us = self._watermarks.if_nothing_is_read(looked_us, self._waiting)
-        return bool(woken(self._handles.values(), watermarks_us, self.time_us if by_us is None else by_us))
+        return bool(
+            due_operators(self._handles.values(), watermarks_us, self.time_us if by_us is None else by_us)
+        )
 
     def read_to_the_end(self, looked_us: int) -> None:
         """All that the sources had at this moment is read, and nothing more will be in this run."""
@@ -324,7 +336,7 @@ class Run:
     @property
     def ends_with_event_time(self) -> bool:
         """Whether anything would happen at the end of time."""
-        living = living_by_event_time(self._spec.layouts) or waiting_in_event_time(self._handles.values())
+        living = expiring_by_event_time(self._spec.layouts) or waiting_in_event_time(self._handles.values())
         return self._last_batch != NO_CHECKPOINT and bool(living)
 
     @property
@@ -334,7 +346,7 @@ class Run:
 
     def check_nothing_waits(self) -> None:
         """After the end of time: what is set for a moment behind it would never come."""
-        refuse_waiting(self._handles.values())
+        refuse_pending_timers(self._handles.values())
 
     # ── beside the batches ─────────────────────────────────────────────────────────────────────
 

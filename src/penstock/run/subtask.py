@@ -20,12 +20,12 @@ from penstock.config import OnBadRecord
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.event_time import LateRows
 from penstock.operators.grouping import check_rows
 from penstock.operators.inputs import TaskRows, collected, divided
-from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, Tags, tagged
 from penstock.run.assignment import Assignment, BadCount, Executor, OperatorAnswer
-from penstock.run.task_failures import tell_failure, tolerates
+from penstock.run.task_failures import report_failure, tolerates
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import StateLayout, Workplace
@@ -61,7 +61,7 @@ class Subtask:
         try:
             results = self._work(table, layout, subtask, attempt, alignment_ms)
         except Exception as error:
-            tell_failure(self.executor, self.assignment, subtask, error)
+            report_failure(self.executor, self.assignment, subtask, error)
             raise
         yield from results
 

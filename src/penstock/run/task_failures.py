@@ -30,7 +30,7 @@ from penstock.operators.failed_call import failed_call
 from penstock.places import AT, without_secrets
 from penstock.recovery.restart import may_pass, place_of
 from penstock.run.assignment import Answer, Assignment, Executor, OperatorAnswer
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 from penstock.wording import NOT_SHOWN, storable
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _NO_SECOND_TRY = frozenset(
 )
 
 
-def tell_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
+def report_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Called in a task that is about to fail."""
     told = _told(plan, subtask, error)
     try:
@@ -80,7 +80,7 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
     )
 
 
-class Accounts:
+class FailureReports:
     """The accounts of one batch. What comes late, of a task of another batch that Spark had given up, explains nothing."""
 
     def __init__(self, batch: int | None = None, *, shows_rows: bool = True) -> None:
@@ -177,12 +177,12 @@ def tolerates(error: Exception) -> bool:
     return is_of_the_row(error, may_pass)
 
 
-AT_MOST_EVERY_S = 60.0
+REPORT_EVERY_S = 60.0
 """So often it is told of an operator: code that stumbles in each batch must not fill the journal."""
 
 
 @dataclass(frozen=True)
-class Repeated:
+class RepeatedTask:
     """The subtasks of one operator or sink that needed more than one attempt."""
 
     uid: str
@@ -197,7 +197,9 @@ class Repeated:
     """So many batches with the same came since it was last told."""
 
 
-def repeated_tasks(batch: int, told: Sequence[TaskFailed], answers: Sequence[Answer]) -> tuple[Repeated, ...]:
+def repeated_tasks(
+    batch: int, told: Sequence[TaskFailed], answers: Sequence[Answer]
+) -> tuple[RepeatedTask, ...]:
     """`told`: what attempts have said that failed in this batch; `answers`: those of the attempts that were kept.
 
     Several operators and sinks may be one task of Spark's, and are repeated together: where one has said why, the others add nothing.
@@ -214,16 +216,16 @@ def repeated_tasks(batch: int, told: Sequence[TaskFailed], answers: Sequence[Ans
     return tuple(_unexplained(batch, uid, ones) for uid, ones in silent.items())
 
 
-def _explained(batch: int, uid: str, failed: Sequence[TaskFailed]) -> Repeated:
+def _explained(batch: int, uid: str, failed: Sequence[TaskFailed]) -> RepeatedTask:
     indexes = [one.subtask.index for one in failed]
     at = f" ({failed[0].at.short})" if failed[0].at is not None else ""
     attempts = 1 + max(indexes.count(index) for index in indexes)
-    return Repeated(uid, batch, tuple(sorted(set(indexes))), attempts, f"{failed[0].cause}{at}")
+    return RepeatedTask(uid, batch, tuple(sorted(set(indexes))), attempts, f"{failed[0].cause}{at}")
 
 
-def _unexplained(batch: int, uid: str, answers: Sequence[Answer]) -> Repeated:
+def _unexplained(batch: int, uid: str, answers: Sequence[Answer]) -> RepeatedTask:
     known = {index for answer in answers if (index := _index(answer)) is not None}
-    return Repeated(uid, batch, tuple(sorted(known)), max(answer.tries for answer in answers), "")
+    return RepeatedTask(uid, batch, tuple(sorted(known)), max(answer.tries for answer in answers), "")
 
 
 def _index(answer: Answer) -> int | None:
@@ -234,19 +236,19 @@ def _index(answer: Answer) -> int | None:
 
 
 @dataclass
-class SeldomTold:
+class RepeatReporter:
     """Tells of each operator now and then, and how often it was not told."""
 
-    tell: Callable[[Repeated], None]
+    tell: Callable[[RepeatedTask], None]
     clock: Clock
     _told_s: dict[str, float] = field(default_factory=dict)
     _left_out: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def take(self, found: Sequence[Repeated]) -> None:
+    def take(self, found: Sequence[RepeatedTask]) -> None:
         """Of one batch."""
         now_s = self.clock.monotonic()
         for one in found:
-            if now_s - self._told_s.get(one.uid, -AT_MOST_EVERY_S) < AT_MOST_EVERY_S:
+            if now_s - self._told_s.get(one.uid, -REPORT_EVERY_S) < REPORT_EVERY_S:
                 self._left_out[one.uid] += 1
                 continue
             self._told_s[one.uid] = now_s

@@ -16,16 +16,20 @@ its input to the end, the silence of earlier runs counts, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
+from penstock.errors import UserCodeError
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
-from penstock.run.source_partitions import ALL_ROWS
-from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
+from penstock.operators.event_time import OperatorClock
+from penstock.run.reading import ALL_ROWS
+from penstock.state.backends.base import StateLayout
+from penstock.state.handle import StateHandle
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Measure
 
 Newest = Mapping[str, Mapping[str, int]]
 """Of sources and their partitions: the newest event time among rows of a batch. Those without such rows are not named."""
@@ -375,3 +379,54 @@ def _restored(settings: TimeSettings, reached: SourceTime | None, now_us: int) -
     if not settings.partition:
         partitions = {ALL_ROWS: _Partition(newest.get(ALL_ROWS), now_us, seen.get(ALL_ROWS))}
     return _Source(settings, partitions, LONG_AGO_US if reached is None else reached.watermark_us, now_us)
+
+
+def due_operators(
+    handles: Iterable[StateHandle], watermarks_us: Mapping[str, int], now_us: int
+) -> frozenset[str]:
+    """The operators in whose state something is due when their watermark has come to this, and the clock to that."""
+    return frozenset(
+        handle.subtask.uid
+        for handle in handles
+        if handle.due.is_reached(watermarks_us.get(handle.subtask.uid, LONG_AGO_US), now_us)
+    )
+
+
+def waiting_in_event_time(handles: Iterable[StateHandle]) -> dict[str, int]:
+    """The operators that wait for a moment in event time, and the first of each."""
+    found: dict[str, int] = {}
+    for handle in handles:
+        uid, first = handle.subtask.uid, handle.due.event_us
+        if first is not None:
+            found[uid] = min(first, found.get(uid, first))
+    return found
+
+
+def refuse_pending_timers(handles: Iterable[StateHandle]) -> None:
+    """Raise `UserCodeError` if anything waits in event time, which has come to its end: it would never come."""
+    for uid, first_us in waiting_in_event_time(handles).items():
+        raise UserCodeError(
+            f"operator {uid}: event time has come to its end, and it still waits for {_moment(first_us)}: its code sets a timer again "
+            "and again. With drain=True a timer that is set when another one fires must be the last some day",
+            operator=uid,
+        )
+
+
+def _moment(us: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(us / 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{us} us after 1970"
+
+
+def expiring_by_event_time(layouts: Mapping[str, StateLayout]) -> frozenset[str]:
+    """The operators with state that ends with event time."""
+    return frozenset(
+        uid
+        for uid, layout in layouts.items()
+        if any(
+            lifetime.measure is Measure.WATERMARK
+            for table in layout.by_name.values()
+            for lifetime in table.lifetimes
+        )
+    )

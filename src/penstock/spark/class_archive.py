@@ -1,22 +1,28 @@
-"""Spark's classes as Java maps them from one file (class data sharing): a Spark on this machine comes up sooner with it. Driver.
+"""An archive of Spark's classes (class data sharing), with which Spark starts faster on this machine. Driver.
 
-The file is made once for a Java and a Spark, and kept in the user's cache: about 200 MB. A job that is kept alive has it made, by a process
-of the lowest priority, when it has run for a while; sessions of `local_session` use it from then on. Java itself checks that it fits its
-own version and Spark's jars, and starts without it where it does not. `PENSTOCK_CLASS_ARCHIVE=off` leaves all this.
+The archive is made once for each combination of Java and Spark, and kept in the user's cache: about 200 MB. A job that is kept alive
+starts a process of the lowest priority that makes it (`python -m penstock.spark.class_archive FILE`), once the job has run for a while;
+later sessions of `local_session` use it. Java checks that it fits its own version and Spark's jars, and starts without it otherwise.
+`PENSTOCK_CLASS_ARCHIVE=off` disables all of this.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
+from penstock.errors import InternalError
 from penstock.spark.java import JavaHome, cache_dir
 
 _log = logging.getLogger(__name__)
@@ -105,9 +111,95 @@ def _started_making(archive: Path) -> subprocess.Popen[bytes]:
     _log.info("an archive of Spark's classes is being made in %s, for quicker starts", archive.parent)
     with archive.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", "penstock.spark.class_archive_making", str(archive)],
+            [sys.executable, "-P", "-m", "penstock.spark.class_archive", str(archive)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+
+KEPT = 2
+"""Archives of other Javas and Sparks."""
+_LOWEST_PRIORITY = 19
+_ARCHIVE_MODE = 0o600
+
+
+def make(archive: Path) -> None:
+    """Run a small job on a Java that writes down its classes as it ends. Unless another process is at it."""
+    os.nice(_LOWEST_PRIORITY)
+    with _alone(archive) as is_alone:
+        if not is_alone or is_own(archive):
+            return
+        fresh = archive.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        os.environ[DRIVER_OPTIONS] = f"-XX:ArchiveClassesAtExit={fresh} {SILENT}"
+        with tempfile.TemporaryDirectory(prefix="penstock-classes-") as folder:
+            _tour(Path(folder))
+        if _java_has_ended() == 0 and fresh.is_file():
+            fresh.chmod(_ARCHIVE_MODE)
+            with fresh.open("rb") as whole:
+                os.fsync(whole.fileno())
+            fresh.replace(archive)
+            _forget_others(archive)
+
+
+@contextmanager
+def _alone(archive: Path) -> Iterator[bool]:
+    with archive.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _tour(folder: Path) -> None:
+    """A job with what most jobs have, so that their classes are loaded: a source, a shuffle, own Python, an aggregate, files."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    import penstock as ps
+    from penstock.spark.local_session import local_session
+
+    class Last(ps.KeyedProcess):
+        newest = ps.ValueState("long", default=0)
+
+        def process(self, key: int, rows: ps.types.Rows, ctx: ps.types.Context) -> Iterator[tuple[int, int]]:  # noqa: ARG002
+            self.newest.value = max(row.n for row in rows)
+            yield key, self.newest.value
+
+    spark = local_session("class-archive")
+    spark.range(1000).selectExpr("id % 10 as k", "id as n").write.parquet(str(folder / "in"))
+    job = ps.Job("tour", storage=folder / "store", local_dir=folder / "local")
+    rows = job.read(spark.readStream.schema("k long, n long").parquet(str(folder / "in")), uid="in")
+    rows.key_by("k").process(Last(), schema="k long, n long", uid="last").write_to(
+        ps.sinks.Files(folder / "last"), uid="last-out"
+    )
+    counted = rows.key_by("k").aggregate(n=F.count("*"), most=F.max("n"), uid="counted")
+    counted.write_to(ps.sinks.Files(folder / "counted"), uid="counted-out")
+    job.start(available_now=True).wait()
+    spark.stop()
+
+
+def _java_has_ended() -> int:
+    """End Java in good order, which is when it writes its archive; returns its exit code."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        raise InternalError("the small job ran without Java")
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # for which it waits
+    return int(gateway.proc.wait())
+
+
+def _forget_others(archive: Path) -> None:
+    """Of Javas and Sparks that were here once. One that runs keeps what it has mapped."""
+    others = (one for one in archive.parent.glob("*.jsa") if one != archive)
+    for old in sorted(others, key=lambda one: one.stat().st_mtime, reverse=True)[KEPT:]:
+        old.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

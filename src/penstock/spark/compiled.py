@@ -1,14 +1,29 @@
 """The job with every schema known: what `start` checks, and what each batch is built from. Driver.
 
 Schemas are learned by running the graph over empty DataFrames, so every mistake in it shows before the query starts.
+
+A keyed operator needs exactly as many partitions as its parallelism, whatever Spark learns about the rows. A batch is one plan with one
+set of settings, so the settings depend on who shuffles:
+
+    only operators              adaptive execution is off, and the number of partitions is the parallelism. Then the shuffle of an
+                                aggregate itself brings every key to its subtask.
+    the user's own SQL as well  the settings are those of the user's session. Before an operator, rows are placed by a shuffle with its
+                                own number of partitions, which adaptive execution does not change.
+
+Spark removes the shuffles of a plan that it finds to be empty, and operators would lose their subtasks. So the rules that look for empty
+plans are off. The one of adaptive execution could also remove one side of a join from a running plan whose operators have already begun.
 """
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -20,22 +35,98 @@ from pyspark.sql.types import StructType
 from penstock.config import Mode
 from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
 from penstock.graph import BadRecords, Graph, Late, Side, Source, Transform, Union
+from penstock.guarantee import Guarantee
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Node, Operator
 from penstock.places import AT, Place, place_in_user_code
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
 from penstock.spark.failure_messages import brief_text
-from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
+from penstock.spark.inspection import (
+    check_pickles,
+    leaves,
+    refuse_cleaning,
+    refuse_stateful,
+    replayable_positions,
+    stream_numbers,
+)
 from penstock.spark.operators.base import CompiledOperator, OperatorInput
 from penstock.spark.operators.registry import compile_operator
-from penstock.spark.pickling import check_pickles
-from penstock.spark.shuffles import shuffles
 from penstock.spark.versions import arrow_schema
 from penstock.state.local_files import job_dir
+from penstock.status.plan import Plan
+from penstock.status.plan_nodes import plan_nodes, plan_settings
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.job import Job
+
+
+ADAPTIVE = "spark.sql.adaptive.enabled"
+PARTITIONS = "spark.sql.shuffle.partitions"
+_EXCLUDED = {
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
+    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
+}
+
+_NODE = re.compile(r"^[\s:+-]*([A-Z]\w*)(.*)$", re.MULTILINE)
+_SUBQUERY = re.compile(r"\b(?:list|exists|(?:scalar|lateral)-subquery)#")
+_STAYS_IN_PLACE = {
+    "CollectMetrics",
+    "EventTimeWatermark",
+    "Filter",
+    "Generate",
+    "LocalRelation",
+    "LogicalRDD",
+    "MapInArrow",
+    "MapInPandas",
+    "Project",
+    "Repartition",
+    "Sample",
+    "SubqueryAlias",
+    "Union",
+}
+"""Parts of a plan that leave every row in its partition, or have a number of partitions of their own."""
+
+
+def shuffles(plan: str) -> bool:
+    """Whether an analysed plan may need a shuffle of Spark's choice; True for whatever is not known."""
+    return bool(_SUBQUERY.search(plan)) or any(
+        name not in _STAYS_IN_PLACE and not _has_its_own_number(name, rest)
+        for name, rest in _NODE.findall(plan)
+    )
+
+
+def _has_its_own_number(name: str, rest: str) -> bool:
+    return (name == "Sort" and rest.endswith(", false")) or (
+        name == "RepartitionByExpression" and re.search(r", \d+$", rest) is not None
+    )
+
+
+def batch_settings(session: SparkSession, *, own_shuffles: bool, parallelism: int) -> dict[str, str]:
+    """What the batches of a job are planned with, in the user's session; `own_shuffles`: whether the user's own SQL shuffles."""
+    excluded = {
+        name: ",".join(filter(None, (session.conf.get(name, None), rule))) for name, rule in _EXCLUDED.items()
+    }
+    if own_shuffles:
+        return excluded | {name: str(session.conf.get(name)) for name in (ADAPTIVE, PARTITIONS)}
+    return excluded | {ADAPTIVE: "false", PARTITIONS: str(parallelism)}
+
+
+@contextmanager
+def with_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Plan with these settings, and leave the session as it was: Spark plans the sources of the next batch in it."""
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, old)
 
 
 @dataclass(frozen=True)
@@ -254,4 +345,33 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
         numbers=numbers,
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),
         shows_rows=job.show_rows,
+    )
+
+
+def plan_of(job: Job, compiled: Compiled, guarantee: Guarantee, *, available_now: bool) -> Plan:
+    """The same for all runs of one start."""
+    kinds = {
+        source.uid: ", ".join(dict.fromkeys(leaf.kind for leaf in leaves(source.frame)))
+        for source in job.graph.sources
+    }
+    return Plan(
+        job=job.name,
+        nodes=plan_nodes(job.graph, kinds, job.parallelism),
+        settings=plan_settings(
+            job.checkpoint,
+            restart=str(job.restart),
+            trigger_s=job.trigger_s,
+            backend=job.backend.name,
+            parallelism=job.parallelism,
+            max_parallelism=job.max_parallelism,
+            local_recovery=job.local_recovery,
+        ),
+        guarantee=guarantee.level.value if guarantee.level else "no guarantee",
+        limited_by=guarantee.limited_by or "",
+        reason=guarantee.reason,
+        program=Path(sys.argv[0]).name if sys.argv else "",
+        penstock=__version__,
+        spark=compiled.session.version,
+        python=platform.python_version(),
+        available_now=available_now,
     )

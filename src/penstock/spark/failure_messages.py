@@ -32,7 +32,7 @@ from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
 from penstock.run.run import Run
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 from penstock.status.live import Progress
 from penstock.wording import NOT_SHOWN, counted, duration
 
@@ -215,7 +215,7 @@ def explained(error: BaseException, engine: Run, graph: Graph, *, shows_rows: bo
     return in_brief(error, shows_rows=shows_rows)
 
 
-def of_the_owner(failure: BaseException, engine: Run, job: str) -> BaseException:
+def ownership_failure(failure: BaseException, engine: Run, job: str) -> BaseException:
     """A run that was replaced, or whose storage went away, fails in many ways, since its files are gone; what matters is why they are."""
     if isinstance(failure, FencedError | StorageAwayError):
         return failure
@@ -229,7 +229,7 @@ def of_the_owner(failure: BaseException, engine: Run, job: str) -> BaseException
     return failure
 
 
-def may_come_up(error: BaseException) -> bool:
+def retries_start(error: BaseException) -> bool:
     """Whether a start that failed so is tried again by itself. A login that is refused at the start is a wrong setting, not an outage."""
     return isinstance(error, UnavailableError) and not refuses_login(error)
 
@@ -248,12 +248,12 @@ def restart_line(job: str, error: Exception, delay_s: float, progress: Progress,
     return "\n".join([line] if met_before else [line, *notes_of(error)])
 
 
-def allowed(strategy: str, failures: int, delay_s: float) -> str:
+def why_restarted(strategy: str, failures: int, delay_s: float) -> str:
     """Why it is tried again."""
     return f"after {counted(failures, 'failure')} {strategy} allows another try, in {duration(delay_s)}"
 
 
-def last_words(error: BaseException) -> str:
+def why_final(error: BaseException) -> str:
     """Why it is not tried again."""
     if isinstance(error, JobFailedError):
         said = notes_of(error)
@@ -261,7 +261,7 @@ def last_words(error: BaseException) -> str:
     return f"given up: another attempt would only meet {type(error).__name__} again"
 
 
-def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:
+def failed_for_good(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:
     """The job has failed for good, and `why` it is not tried again. What helps to find the cause is said of this error too."""
     failed = JobFailedError(f"job {job} failed for good: {error}", **facts)
     for note in (*notes_of(error), f"  {why}"):
@@ -270,16 +270,16 @@ def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailed
     return failed
 
 
-def comes_again(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
+def repeated_failure(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
     """The job has failed for good because it met the same again and again."""
     why = (
         f"It came {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
         "restart strategy with `attempts` tries as often as it says.)"
     )
-    return given_up(job, error, why, failures=len(met), batch=met[-1].batch)
+    return failed_for_good(job, error, why, failures=len(met), batch=met[-1].batch)
 
 
-def add_what_follows(error: BaseException, progress: Progress) -> None:
+def add_next_step(error: BaseException, progress: Progress) -> None:
     """Say of a failure of the job's code or data how it goes on. Other errors say it themselves."""
     if not isinstance(error, BadRecordError | UserCodeError | JobFailedError):
         return

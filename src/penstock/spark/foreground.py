@@ -24,9 +24,9 @@ from pyspark.sql import SparkSession
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.spark.class_archive import QUIET_S, make_if_missing
-from penstock.spark.handle import JobHandle
-from penstock.spark.session import is_alive
-from penstock.spark.terminal_output import SignsOfLife, signs_of_life
+from penstock.spark.job_handle import JobHandle
+from penstock.spark.local_session import is_alive
+from penstock.spark.terminal_output import JobDisplay, job_display
 from penstock.status.live import Progress
 from penstock.supervise.messages import ProgramReport
 from penstock.supervise.program import Supervisor, hears_hangup, supervisor
@@ -49,10 +49,10 @@ def in_foreground(
 ) -> JobHandle:
     """Start the job, show how it goes, and return when it has ended, which a signal may ask for."""
     watching = supervisor()
-    with signs_of_life() as signs, _signals(watching) as signals, _java_deaf_to_signals(job, signals.numbers):
-        signs.starting()
+    with job_display() as display, _signals(watching) as signals, _java_deaf_to_signals(job, signals.numbers):
+        display.starting()
         try:
-            handle = _run(job, start, signals, signs, watching)
+            handle = _run(job, start, signals, display, watching)
         except BaseException as error:
             if watching is not None:
                 watching.failed(error)
@@ -66,17 +66,17 @@ def _run(
     job: Job,
     start: Callable[[], JobHandle],
     signals: _Signals,
-    signs: SignsOfLife,
+    display: JobDisplay,
     watching: Supervisor | None,
 ) -> JobHandle:
     if watching is not None:
         watching.say(ProgramReport(job=job.name, storage=job.storage.uri))
-    with signs.of_work():
+    with display.of_work():
         # Not interrupted by the second signal: the job may be running already, and nobody else knows it.
         handle = start()
     try:
         signals.raise_from_now_on()
-        _until_ended(handle, signals, signs, watching)
+        _until_ended(handle, signals, display, watching)
     except (KeyboardInterrupt, SystemExit):
         _log.warning("%s", _left(handle, in_time=handle.abandon(NOW_S)))
         raise
@@ -176,7 +176,7 @@ class _Telling:
 
 
 def _until_ended(
-    handle: JobHandle, signals: _Signals, signs: SignsOfLife, watching: Supervisor | None
+    handle: JobHandle, signals: _Signals, display: JobDisplay, watching: Supervisor | None
 ) -> None:
     told, quiet_at, telling = False, 0.0, _Telling(watching)
     telling.look(handle.progress)
@@ -190,4 +190,4 @@ def _until_ended(
         if quiet_at and SYSTEM_CLOCK.monotonic() > quiet_at:
             quiet_at = 0.0
             make_if_missing()
-        signs.watch(handle, stopping=told)
+        display.watch(handle, stopping=told)

@@ -22,14 +22,14 @@ from penstock.graph import (
     streams_that_meet,
 )
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
+from penstock.operators.event_time import Limits
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
-from penstock.operators.time_column import Limits
 from penstock.run.assignment import Assignment
 from penstock.run.sink_writer import Fused, SinkWriter
 from penstock.run.subtask import Subtask
 from penstock.spark.compiled import Compiled
 from penstock.spark.dead_letters import LETTERS
-from penstock.spark.event_times import with_believed_times
+from penstock.spark.event_times import NewestTimes, with_trusted_times
 from penstock.spark.key_columns import (
     normalised,
     placed_by_key,
@@ -39,11 +39,17 @@ from penstock.spark.key_columns import (
     subtask_of,
     with_key,
 )
-from penstock.spark.newest_times import NewestTimes
-from penstock.spark.operators.base import BatchInput, CompiledOperator, TaskFrame
-from penstock.spark.operators.inputs import every_subtask, waking_all
-from penstock.spark.operators.outputs import results_of, rows_of, tagged
-from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
+from penstock.spark.operators.base import (
+    BatchInput,
+    CompiledOperator,
+    TaskFrame,
+    every_subtask,
+    results_of,
+    rows_of,
+    tagged,
+    waking_all,
+)
+from penstock.spark.tasks import ReadableErrors, RenamedColumns, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 
 SOURCE = "__source"
@@ -256,7 +262,7 @@ class BatchFrames:
         column = named if time is None else time.column
         if ahead_us is None or column is None:
             return frame
-        return with_believed_times(column, frame, self.assignment.now_us + ahead_us)
+        return with_trusted_times(column, frame, self.assignment.now_us + ahead_us)
 
     def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
         """Rows in their subtasks. Spark's own shuffle may have put every key where it belongs: it is the whole that is looked at, because
@@ -299,7 +305,7 @@ def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
     plain = _plain_names(rows, names)
     if plain != names:
         rows = rows.toDF(*plain)
-    return rows.mapInArrow(Readable(Renamed(names, task)), result)
+    return rows.mapInArrow(ReadableErrors(RenamedColumns(names, task)), result)
 
 
 def _plain_names(rows: DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,19 +1,22 @@
-"""Look into the DataFrames a user hands in: which sources, and whether Spark would keep state of its own in them. Driver."""
+"""Inspects the DataFrames, own code and sinks of a job before it starts: sources, state that Spark would keep, pickling. Driver."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from penstock.errors import ConfigError
-from penstock.graph import Source
+from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee, SinkFacts, SourceFacts, derive
 
 if TYPE_CHECKING:
     from penstock.job import Job
+
 
 STATEFUL = {
     "Aggregate": "groupBy().agg()",
@@ -98,7 +101,7 @@ def _options(leaf: Any) -> Mapping[str, str]:
     return dict(leaf.extraOptions().asCaseSensitiveMap())
 
 
-def looked_at(frame: DataFrame) -> frozenset[str]:
+def referenced_columns(frame: DataFrame) -> frozenset[str]:
     """The names of all columns that something in the optimised plan of a DataFrame looks at: what is not needed is not among them."""
     found: set[str] = set()
     for node in _walk(frame._jdf.queryExecution().optimizedPlan()):
@@ -222,3 +225,61 @@ def _source_kind(node: Any) -> str:
 
 def _streams_joined(node: Any) -> bool:
     return bool(node.left().isStreaming()) and bool(node.right().isStreaming())
+
+
+def check_pickles(graph: Graph) -> None:
+    """Refuse operators and sinks that cannot be pickled: every attempt of every batch would fail."""
+    for node in graph.operators:
+        if node.own_code is not None:
+            with graph.saying_where(node.uid):
+                _check(f"operator {node.uid!r}", node.own_code, node.uid)
+    for output in graph.outputs:
+        _check(f"sink {output.uid!r}", output.sink, output.uid)
+
+
+def _check(who: str, given: object, uid: str) -> None:
+    error = _refusal(given)
+    if error is None:
+        return
+    attribute, why = next(_at_fault(given), ("", error))
+    kind = type(given).__name__
+    what = f"its attribute {attribute} cannot" if attribute.startswith("self.") else f"{attribute} cannot"
+    raise ConfigError(
+        f"{who}: a {kind} is pickled into tasks, and {what if attribute else 'it cannot'} be: {why}. Open connections, locks and files "
+        "where they are first used, inside the call, and keep only settings in the object",
+        uid=uid,
+        attribute=attribute,
+    ) from error
+
+
+def _refusal(value: object) -> Exception | None:
+    """Why it cannot be pickled."""
+    try:
+        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001 - whatever an object raises when it is pickled
+        return error
+    return None
+
+
+def _at_fault(given: object) -> Iterator[tuple[str, Exception]]:
+    """What of it cannot be pickled: an attribute, or a name that its methods use where its class travels with it."""
+    for prefix, values in (("self.", _state_of(given)), ("the global ", _globals_of(type(given)))):
+        for name, value in values.items():
+            error = _refusal(value)
+            if error is not None:
+                yield f"{prefix}{name} ({type(value).__name__})", error
+
+
+def _state_of(given: object) -> Mapping[str, Any]:
+    state = given.__getstate__()
+    return state if isinstance(state, Mapping) else vars(given)
+
+
+def _globals_of(kind: type) -> dict[str, Any]:
+    """The global names that its methods use."""
+    found: dict[str, Any] = {}
+    for method in vars(kind).values():
+        if inspect.isfunction(method):
+            closure = inspect.getclosurevars(method)
+            found |= {**closure.globals, **closure.nonlocals}
+    return found

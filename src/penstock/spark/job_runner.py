@@ -13,7 +13,7 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
-from penstock.dashboard.beside import Beside, start_beside
+from penstock.dashboard.server_process import ServerProcess, start_server_process
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -34,24 +34,23 @@ from penstock.requests.request_server import LOOK_S, RequestServer
 from penstock.run.start import start_run
 from penstock.savepoint.manifest import Manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
-from penstock.spark.compiled import Compiled, compile_job, spec_of
+from penstock.spark.compiled import Compiled, compile_job, plan_of, spec_of
 from penstock.spark.failure_messages import (
-    add_what_follows,
-    allowed,
-    comes_again,
-    given_up,
-    last_words,
-    may_come_up,
+    add_next_step,
+    failed_for_good,
+    repeated_failure,
     restart_line,
+    retries_start,
+    why_final,
+    why_restarted,
 )
 from penstock.spark.inspection import guarantee_of
-from penstock.spark.job_plan import plan_of
+from penstock.spark.local_session import is_alive
 from penstock.spark.positions import LatestPositions, check_log_positions
 from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
-from penstock.spark.session import is_alive
 from penstock.spark.status import StartOptions, Status
-from penstock.spark.tasks import take_over_all
+from penstock.spark.tasks import run_restore_tasks
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.status import log_messages
 from penstock.status.reporter import STARTING, STOPPING, JobReporter
@@ -78,7 +77,7 @@ class JobRunner:
         options: StartOptions,
         *,
         record: JobRecord,
-        page: Beside | None = None,
+        page: ServerProcess | None = None,
     ) -> None:
         self.job = job
         self._guarantee = guarantee
@@ -141,22 +140,22 @@ class JobRunner:
         if (watching := supervisor()) is not None:
             watching.say(ProgramReport(storage=job.storage.uri))
         if options.restore is not None or options.takeover:
-            options = options.not_again(earlier_attempts(job.storage, supervised_by()))
+            options = options.without_done_actions(earlier_attempts(job.storage, supervised_by()))
         if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
             if_refused.callback(options.listeners.close)
-            page = None if options.ui is None else start_beside(job.storage, job.name, options.ui)
+            page = None if options.ui is None else start_server_process(job.storage, job.name, options.ui)
             if page is not None:
                 if_refused.callback(page.close)
                 log_messages.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
-            life = cls._made(job, options, page)
-            life._begin()
+            runner = cls._made(job, options, page)
+            runner._begin()
             if_refused.pop_all()
-        return life
+        return runner
 
     @classmethod
-    def _made(cls, job: Job, options: StartOptions, page: Beside | None) -> JobRunner:
+    def _made(cls, job: Job, options: StartOptions, page: ServerProcess | None) -> JobRunner:
         guarantee = guarantee_of(job)
         with quiet_logs_for(job.graph.sources):
             compiled = compile_job(job.graph)
@@ -180,7 +179,7 @@ class JobRunner:
         try:
             self.run = self._prepared_run()
         except BaseException as error:
-            if may_come_up(error):
+            if retries_start(error):
                 self._not_up = error
             else:
                 self.status = Status.FAILED
@@ -223,7 +222,7 @@ class JobRunner:
             self._options.changes,
             claimant=self._claimant,
             clock=SYSTEM_CLOCK,
-            run_tasks=partial(take_over_all, self.compiled.session),
+            run_tasks=partial(run_restore_tasks, self.compiled.session),
             wanted=self._restore,
             latest=self._latest,
             on_restored=self.observer.restored,
@@ -262,7 +261,7 @@ class JobRunner:
             savepoint,
             self._options.changes,
             clock=SYSTEM_CLOCK,
-            run_tasks=partial(take_over_all, self.compiled.session),
+            run_tasks=partial(run_restore_tasks, self.compiled.session),
             latest=self._latest,
             rekey=self._rekey,
             token=self._claimant.token,
@@ -293,8 +292,8 @@ class JobRunner:
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
             self.status, self.failure = Status.FAILED, error
             _log.debug("job %s failed for good", self.job.name, exc_info=error)
-            self.reporter.run_failed(error, None, last_words(error))
-            add_what_follows(error, self.observer.progress)
+            self.reporter.run_failed(error, None, why_final(error))
+            add_next_step(error, self.observer.progress)
             return error
         self.status = self._ended_as()
         return met
@@ -453,19 +452,19 @@ class JobRunner:
         if not self.job.restart.counts_attempts and would_come_again(
             met, times_s, available_now=self._options.available_now
         ):
-            raise comes_again(self.job.name, error, met)
+            raise repeated_failure(self.job.name, error, met)
 
     def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
         if delay_s is None:
             why = f"After {counted(len(met), 'failure')} the restart strategy {self.job.restart} allows no further restart."
-            raise given_up(self.job.name, error, why, failures=len(met))
+            raise failed_for_good(self.job.name, error, why, failures=len(met))
         met_before = bool(met[-1].cause) and met[-1] in met[:-1]
         _log.warning(
             "%s",
             restart_line(self.job.name, error, delay_s, self.observer.progress, met_before=met_before),
             extra=about(checkpoint=self.observer.progress.checkpoint, error=error),
         )
-        self.reporter.run_failed(error, delay_s, allowed(str(self.job.restart), len(met), delay_s))
+        self.reporter.run_failed(error, delay_s, why_restarted(str(self.job.restart), len(met), delay_s))
         self._ends.restarted(error)
         self.status = Status.RESTARTING
         self.observer.restarting()

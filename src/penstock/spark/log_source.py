@@ -254,7 +254,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="penstock-notes-")
 
 
-def tell_logs(frames: Sequence[DataFrame], *, available_now: bool) -> bool:
+def set_paces(frames: Sequence[DataFrame], *, available_now: bool) -> bool:
     """Tell the logs among the sources of a query that is about to start how it reads.
 
     True: the query must be started without `availableNow`, and stopped when it has caught up.

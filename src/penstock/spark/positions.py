@@ -29,9 +29,9 @@ from penstock.graph import Source
 from penstock.recovery.restore_options import LATEST, START, RestoreOptions
 from penstock.savepoint.restore import GivenSavepoint
 from penstock.sources.partitioned_log import PartitionedLog
-from penstock.spark.input_rows import rows_between
 from penstock.spark.inspection import leaf_options, leaves, source_kind, streaming_leaves
 from penstock.spark.log_source import FORMAT as LOG
+from penstock.spark.query_progress import rows_between
 from penstock.wording import counted
 
 KAFKA = "kafka"

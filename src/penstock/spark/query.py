@@ -26,19 +26,15 @@ from penstock.run import run
 from penstock.run.assignment import Answer, Assignment
 from penstock.run.run import BatchUnderWay, Run
 from penstock.run.start import Start, forget_working_files, make_coordinator
-from penstock.snapshot.mailbox import Address, Mailbox, places
-from penstock.snapshot.messages import Message, TaskFailed
-from penstock.snapshot.rescue import in_background
-from penstock.snapshot.transfer import Room
-from penstock.spark.compiled import Compiled
-from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, of_the_owner
+from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
+from penstock.snapshot.transfer import Room, in_background
+from penstock.spark.compiled import Compiled, batch_settings, with_settings
+from penstock.spark.event_times import NewestTimes
+from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure
 from penstock.spark.frames import BatchFrames, merged_sources
-from penstock.spark.input_rows import SourceRowCounts
-from penstock.spark.log_source import tell_logs, when_caught_up
-from penstock.spark.newest_times import NewestTimes
-from penstock.spark.shuffles import batch_settings, in_force
+from penstock.spark.log_source import set_paces, when_caught_up
+from penstock.spark.query_progress import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
-from penstock.spark.ticks import WAITING, EmptyBatches, Silence, in_group, waits
 from penstock.status.observer import Observer
 from penstock.wording import counted
 
@@ -112,7 +108,7 @@ class QueryRun:
         )
         self._merged = merged_sources(job.graph.sources)
         self._empty = EmptyBatches(compiled.session, self._merged.schema)
-        self._silence = Silence(job.trigger_s or 0.0)
+        self._silence = IdleCheck(job.trigger_s or 0.0)
         self._mailbox = self._open_mailbox()
 
     def _make_coordinator(self, post: Post, run_commit: RunCommit) -> Coordinator:
@@ -178,7 +174,7 @@ class QueryRun:
             self._loop.stop(lambda: self._cancelled)
             forget_working_files(self._spec, self._start)
         if self._failure is not None:
-            raise of_the_owner(self._failure, self._engine, self._spec.name)
+            raise ownership_failure(self._failure, self._engine, self._spec.name)
 
     def _run_query(self) -> None:
         looked_us = self._engine.time_us  # whatever has come by now is read
@@ -226,7 +222,7 @@ class QueryRun:
             .foreachBatch(self._on_batch)
         )
         frames = [source.frame for source in self._job.graph.sources]
-        if tell_logs(frames, available_now=self._available_now):
+        if set_paces(frames, available_now=self._available_now):
             query = writer.start()
             when_caught_up(query, self._caught_up.set)
             return query
@@ -424,7 +420,7 @@ class QueryRun:
         executor = SparkExecutor.of(session, self._mailbox.address)
         frames = BatchFrames(self._compiled, frame, assignment, executor, newest)
         try:
-            with in_force(session, self._settings):
+            with with_settings(session, self._settings):
                 return self._answers(frames, executor)
         finally:
             frames.release()

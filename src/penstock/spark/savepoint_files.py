@@ -24,16 +24,15 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from penstock.operators.table_rows import sub_orders
+from penstock.operators.state.table_rows import sub_orders
 from penstock.savepoint.manifest import SavedFile
 from penstock.savepoint.tables import BATCH_ROWS, read_table, table_file, write_table
 from penstock.spark.key_columns import subtask_of
-from penstock.spark.tasks import Readable, Renamed
+from penstock.spark.tasks import ReadableErrors, RenamedColumns
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.state.backends.base import StateLayout, TableLayout
-from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.sorted_file import numbered_schema
-from penstock.state.keys import ORDER, SORT_KEY, key_groups, owners
+from penstock.state.keys import ORDER, SORT_KEY, key_groups, owners, rows_equal
 from penstock.storage import Storage
 
 PIECE_BYTES = 64 << 20
@@ -85,7 +84,7 @@ class OperatorTable:
         return columns
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WrittenPart(msgspec.Struct, frozen=True):
     """What a task has written, or why it has not."""
 
     file: SavedFile | None = None
@@ -95,7 +94,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _FILES = msgspec.json.Decoder(SavedFile)
-_ANSWERS = msgspec.json.Decoder(Answer)
+_ANSWERS = msgspec.json.Decoder(WrittenPart)
 
 
 # ── from files ─────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +110,7 @@ def stored_rows(
     items = [(bytearray(msgspec.json.encode(file)),) for file in files]
     spread = session.sparkContext.parallelize(items, len(items))
     named = session.createDataFrame(spread, StructType([StructField("file", BinaryType())]))
-    return named.mapInArrow(Readable(_Reading(folder, table)), columns)
+    return named.mapInArrow(ReadableErrors(_Reading(folder, table)), columns)
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Target:
     mark: str
 
 
-def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Answer]:
+def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[WrittenPart]:
     """Write the rows of a table, one file a part; an answer for each, or for what is wrong.
 
     Their columns are as in its `schema`. The second sort number may be missing, or null, in rows that were not stored before.
@@ -151,7 +150,7 @@ def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Answer
     # those that share their numbers are side by side if they are the same: so one that is there twice is found
     in_order = placed.sortWithinPartitions(*table.numbers, *table.identity)
     answers = in_order.mapInArrow(
-        Readable(Renamed(tuple(in_order.columns), _Writing(to, table))), _ANSWER
+        ReadableErrors(RenamedColumns(tuple(in_order.columns), _Writing(to, table))), _ANSWER
     ).collect()
     return [_ANSWERS.decode(bytes(row["answer"])) for row in answers]
 
@@ -165,7 +164,9 @@ def _with_orders(rows: DataFrame, table: OperatorTable) -> DataFrame:
     subs = table.identity[table.keys :]
     if [rows.schema[name].dataType for name in subs] == [LongType()]:  # a whole number is its own
         return rows.withColumn(ORDER, F.coalesce(F.col(ORDER), F.col(subs[0]), F.lit(0)))
-    return rows.mapInArrow(Readable(Renamed(tuple(rows.columns), _Ordering(tuple(subs)))), rows.schema)
+    return rows.mapInArrow(
+        ReadableErrors(RenamedColumns(tuple(rows.columns), _Ordering(tuple(subs)))), rows.schema
+    )
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,13 @@ class _Writing:
         for _ in rest:  # Spark hands over all rows of a task
             pass
         if checked.problem:
-            answer = Answer(problem=checked.problem)
+            answer = WrittenPart(problem=checked.problem)
         if answer is not None:
             yield pa.record_batch({"answer": pa.array([msgspec.json.encode(answer)], pa.binary())})
 
-    def _written(self, checked: _Checked, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Answer:
+    def _written(
+        self, checked: _Checked, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+    ) -> WrittenPart:
         part = int(owners(key_groups(first.column(SORT_KEY).to_numpy()[:1]), self.to.parallelism)[0])
         task = TaskContext.get()
         number = 0 if task is None else task.taskAttemptId()
@@ -209,7 +212,7 @@ class _Writing:
             file = write_table(
                 self.to.folder, path, rows, self.table.layout, part=part, scratch=Path(scratch)
             )
-        return Answer(file, checked.first)
+        return WrittenPart(file, checked.first)
 
 
 def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

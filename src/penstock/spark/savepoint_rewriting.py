@@ -31,10 +31,10 @@ from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.restore_options import LATEST, START, checked_positions, choose_position
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
-from penstock.savepoint.folder import new_mark
+from penstock.savepoint.create import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.savepoint.tables import checked_bytes, fetched, note_file, read_table, table_file, write_table
-from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows, stored_rows
+from penstock.spark.savepoint_files import OperatorTable, Target, WrittenPart, store_rows, stored_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, has_values, is_list, spark_type
 from penstock.spark.savepoint_writing import (
     Counts,
@@ -43,13 +43,12 @@ from penstock.spark.savepoint_writing import (
     counts_of,
     first_timers,
 )
-from penstock.spark.tasks import readable
+from penstock.spark.tasks import readable_errors
 from penstock.state.backends.base import VALUES, OnRescale
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.handle import Due
-from penstock.state.keys import MAX_KEY_GROUPS
+from penstock.state.keys import MAX_KEY_GROUPS, order_numbers
 from penstock.state.lifetimes import LONG_AGO_US, Measure
-from penstock.state.order_numbers import order_numbers
 from penstock.state.subtask_rows import share_of, subtask_sort_key
 from penstock.storage import Storage, open_storage
 from penstock.version import __version__
@@ -99,7 +98,7 @@ def rewrite_savepoint(
 
 def _rewritten(folder: Storage, to: Storage, changes: _Changes, groups: int, barrier: Barrier) -> Counts:
     manifest, token = changes.manifest, SYSTEM_RANDOMNESS.token()
-    rewriting = Rewriting(changes.session, folder, manifest, to, groups, changes)
+    rewriting = SavepointRewrite(changes.session, folder, manifest, to, groups, changes)
     plans = rewriting.plans()
     with being_made(to, token) as attempt:
         made = msgspec.structs.replace(
@@ -120,7 +119,7 @@ def rekeyed(
     session: SparkSession, folder: Storage, manifest: Manifest, to: Storage, max_parallelism: int
 ) -> Manifest:
     """The tables for another number of key groups, as files in `to`. The savepoint is the same; what sources have noted is not copied."""
-    rewriting = Rewriting(session, folder, manifest, to, max_parallelism, _Changes(session, manifest))
+    rewriting = SavepointRewrite(session, folder, manifest, to, max_parallelism, _Changes(session, manifest))
     return rewriting.written(rewriting.plans(), new_mark())
 
 
@@ -164,7 +163,7 @@ class _Changes:
 
 
 @dataclass(frozen=True)
-class Rewriting:
+class SavepointRewrite:
     """From one folder into another one."""
 
     session: SparkSession
@@ -290,7 +289,7 @@ class Rewriting:
     ) -> SavedOperator:
         layout, new_uid = stored_layout(saved.columns), self.changes.rename.get(uid, uid)
         files: dict[str, tuple[SavedFile, ...]] = {}
-        written: dict[str, Sequence[Answer]] = {}
+        written: dict[str, Sequence[WrittenPart]] = {}
         for name, kind in layout.by_name.items():
             if name in plans:
                 table = OperatorTable.of(new_uid, layout, name)
@@ -362,7 +361,7 @@ class _Copying:
 
     def __call__(self, pair: tuple[bytes, str]) -> None:
         encoded, path = pair
-        with readable(), tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as scratch:
+        with readable_errors(), tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as scratch:
             self.to.upload(fetched(self.folder, _FILES.decode(encoded), Path(scratch)), path)
 
 

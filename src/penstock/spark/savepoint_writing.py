@@ -21,19 +21,19 @@ from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
-from penstock.operators.timers import KINDS, timer_table
+from penstock.operators.state.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.progress_log import NO_POSITION
-from penstock.savepoint.folder import Attempt, attempting
+from penstock.savepoint.create import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
 from penstock.spark.compiled import compile_job
 from penstock.spark.failure_messages import in_brief
-from penstock.spark.inspection import leaves, looked_at
+from penstock.spark.inspection import leaves, referenced_columns
 from penstock.spark.operators.base import CompiledOperator
 from penstock.spark.positions import check_position
 from penstock.spark.quiet_logs import quiet_logs_for
-from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
+from penstock.spark.savepoint_files import OperatorTable, Target, WrittenPart, store_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, joined, safely_cast
 from penstock.state.backends.base import VALUES, StateLayout
 from penstock.state.handle import Due
@@ -235,7 +235,7 @@ class _Filling:
         empty = frame.sparkSession.createDataFrame(
             frame.sparkSession.sparkContext.emptyRDD(), self.operator.columns
         )
-        needed = looked_at(self.operator.grouped_history(empty))
+        needed = referenced_columns(self.operator.grouped_history(empty))
         names = [name for name in self.operator.columns.names if name in needed]
         missing = [name for name in names if name not in frame.columns]
         if missing:
@@ -275,7 +275,7 @@ class _Filling:
         )
 
 
-def first_timers(written: Mapping[str, Sequence[Answer]], layout: StateLayout) -> Due:
+def first_timers(written: Mapping[str, Sequence[WrittenPart]], layout: StateLayout) -> Due:
     """The first moments for which timers were written."""
     moments = {
         name: min((one.first for one in answers if one.first is not None), default=None)
@@ -284,7 +284,7 @@ def first_timers(written: Mapping[str, Sequence[Answer]], layout: StateLayout) -
     return Due(*(moments.get(timer_table(by, layout.key).name) for by in KINDS))
 
 
-def checked_answers(answers: Sequence[Answer], uid: str, table: str) -> Sequence[Answer]:
+def checked_answers(answers: Sequence[WrittenPart], uid: str, table: str) -> Sequence[WrittenPart]:
     """Raises what a task has found to be wrong."""
     problem = next((answer.problem for answer in answers if answer.problem), "")
     if problem:

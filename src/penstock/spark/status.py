@@ -40,7 +40,7 @@ class StartOptions:
     ui: UiOptions | None = None
     listeners: Listeners = field(default_factory=Listeners)
 
-    def not_again(self, earlier: EarlierAttempts) -> StartOptions:
+    def without_done_actions(self, earlier: EarlierAttempts) -> StartOptions:
         """Without what earlier attempts of the same supervisor have got done: what came after it would be lost at every death."""
         restore = self.restore
         if restore is not None and earlier.have_restored(restore):

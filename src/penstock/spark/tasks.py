@@ -21,9 +21,8 @@ from penstock.errors import InternalError
 from penstock.progress import counted_by
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.run.assignment import Answer, decode_answer, encode_answer
-from penstock.snapshot.mailbox import Address, send
+from penstock.snapshot.mailbox import Address, Message, send
 from penstock.snapshot.merger import MERGER, Merge
-from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import UPLOADER, Upload
 from penstock.state.handle import StateHandle
 from penstock.wording import storable
@@ -100,7 +99,7 @@ class SparkExecutor:
 
 
 @dataclass
-class Renamed:
+class RenamedColumns:
     """A task whose rows may come under other names than their own: they get those that the plan promises, by position."""
 
     names: tuple[str, ...]
@@ -111,18 +110,18 @@ class Renamed:
 
 
 @dataclass
-class Readable:
+class ReadableErrors:
     """A task whose exceptions Spark can read. Its worker writes them as UTF-8: for one that cannot be written Spark waits for ever."""
 
     task: Task
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
-        with readable():
+        with readable_errors():
             yield from self.task(batches)
 
 
 @contextmanager
-def readable() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """What is raised inside can be read by Spark."""
     try:
         yield
@@ -140,13 +139,13 @@ class _InATask:
     """How many are done."""
 
     def __call__(self, encoded: bytes) -> bytes:
-        with readable():
+        with readable_errors():
             taken = self.work(_HANDLES.decode(encoded), _task().taskAttemptId())
             self.done.add(1)
             return msgspec.json.encode(taken)
 
 
-def take_over_all(
+def run_restore_tasks(
     session: SparkSession, work: RestoreTask, handles: Sequence[StateHandle]
 ) -> Sequence[RestoredSubtask]:
     """Do the work of every handle, as one Spark job."""

@@ -28,7 +28,7 @@ from penstock.progress_display import PATIENCE_S, Display, displayed
 from penstock.status.log_messages import LIFE, Rate, live_line
 
 if TYPE_CHECKING:
-    from penstock.spark.handle import JobHandle
+    from penstock.spark.job_handle import JobHandle
 
 
 USUAL_COLUMNS = 80
@@ -169,7 +169,7 @@ CHECKPOINTS = "penstock.checkpoint.coordinator"
 """The logger that tells of every checkpoint."""
 
 
-class SignsOfLife:
+class JobDisplay:
     """The live line of one job; without a terminal it shows nothing, and the log is all there is."""
 
     def __init__(self, line: LiveLine | None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -202,17 +202,17 @@ class SignsOfLife:
 
 
 @contextmanager
-def signs_of_life() -> Iterator[SignsOfLife]:
+def job_display() -> Iterator[JobDisplay]:
     """Show them as long as this lasts; afterwards the terminal and `logging` are as they were."""
     as_json = wanted_form() is LogForm.JSON  # then nothing else is to stand between the lines
     terminal = sys.stderr if sys.stderr is not None and is_terminal(sys.stderr) and not as_json else None
     if terminal is None:
         with log_on(sys.stderr):
-            yield SignsOfLife(None)
+            yield JobDisplay(None)
         return
     line = LiveLine(terminal)
     with line.shown(), log_on(sys.stderr, line):
-        yield SignsOfLife(line)
+        yield JobDisplay(line)
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
 from penstock.errors import ConfigError
 from penstock.operators.views import ROW, View
-from penstock.recovery.checkpoint_reader import read_held, retained_checkpoint
+from penstock.recovery.history import read_held, retained_checkpoint
 from penstock.savepoint.contents import Contents, OperatorContents, checkpoint_contents
 from penstock.savepoint.stored_rows import CheckpointedPart, Part
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.storage import Storage
 from penstock.wording import counted, duration, size
 

@@ -18,19 +18,30 @@ from penstock.checkpoint.completed import TimeReached
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
-from penstock.operators.outputs import BAD, LATE, RESULTS, side_tags
-from penstock.operators.side_outputs import checked_side
-from penstock.operators.timers import Timer, microseconds, moment, watermark
-from penstock.run.source_partitions import ALL_ROWS
-from penstock.run.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
-from penstock.run.watermarks import Watermarks
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.outputs import BAD, LATE, RESULTS, checked_side, side_tags
+from penstock.operators.state.timers import Timer, microseconds, moment, watermark
+from penstock.run.reading import ALL_ROWS
+from penstock.run.watermarks import (
+    Watermarks,
+    due_operators,
+    expiring_by_event_time,
+    refuse_pending_timers,
+    waiting_in_event_time,
+)
 from penstock.state.backends.base import StateBackend
 from penstock.state.lifetimes import in_microseconds
-from penstock.testing.declared import DeclaredOperator, Input
-from penstock.testing.row_tables import Row, RowsGiven, as_dicts, as_table, newest_us, parsed_moment
-from penstock.testing.stored_state import StoredState
-from penstock.testing.subtasks import SavedState, Subtasks
+from penstock.testing.declared import (
+    DeclaredOperator,
+    Input,
+    Row,
+    RowsGiven,
+    as_dicts,
+    as_table,
+    newest_us,
+    parsed_moment,
+)
+from penstock.testing.subtasks import SavedState, StoredState, Subtasks
 
 
 @dataclass(frozen=True)
@@ -239,7 +250,7 @@ class Harness:
         """Let time go on to where it has come, and do what is due, in batches without rows."""
         while True:
             watermarks_us = self._watermarks.if_nothing_is_read(self._now_us, self._waiting)
-            is_due = bool(woken(self._subtasks.handles.values(), watermarks_us, self._now_us))
+            is_due = bool(due_operators(self._subtasks.handles.values(), watermarks_us, self._now_us))
             clocks = self._watermarks.begin(self._now_us, looked_us=self._now_us, waiting=self._waiting)
             self._run(self._no_rows(), clocks[self._operator.uid])
             self._watermarks.finish({})
@@ -252,17 +263,19 @@ class Harness:
             return
         self._run(self._no_rows(), self._watermarks.begin_end_of_time(self._now_us)[uid])
         self._watermarks.finish({})
-        refuse_waiting(self._subtasks.handles.values())
+        refuse_pending_timers(self._subtasks.handles.values())
         clock = self._watermarks.begin_anew(CheckpointId(self._subtasks.batch + 1))[uid]
         self._run(
-            self._no_rows(), clock, wake=bool(living_by_event_time({uid: self._subtasks.layout})), ends=True
+            self._no_rows(), clock, wake=bool(expiring_by_event_time({uid: self._subtasks.layout})), ends=True
         )
         self._watermarks.finish({})
 
     def _run(
         self, tables: list[pa.Table], clock: OperatorClock, *, wake: bool = False, ends: bool = False
     ) -> None:
-        due = woken(self._subtasks.handles.values(), {self._operator.uid: clock.watermark_us}, clock.now_us)
+        due = due_operators(
+            self._subtasks.handles.values(), {self._operator.uid: clock.watermark_us}, clock.now_us
+        )
         wake = wake or bool(due)
         if not wake and not any(table.num_rows for table in tables):
             self._subtasks.clock = clock

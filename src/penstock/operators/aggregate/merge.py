@@ -43,8 +43,8 @@ from penstock.operators.aggregate.columns import (
     state_schema,
 )
 from penstock.operators.aggregate.distinct import set_sizes, united
-from penstock.operators.value_order import compare
-from penstock.state.types import spark_type
+from penstock.operators.row_order import compare
+from penstock.state.ddl import spark_type
 
 
 def value_of(picked: pa.Array) -> pa.Array:

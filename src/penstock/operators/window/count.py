@@ -12,31 +12,32 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.grouping import group_rows, null_keys
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import Piece, PieceLimits, group_rows, null_keys, pieces_with_state
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order
-from penstock.operators.stored_rows import stored_rows
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.base import (
+from penstock.operators.window.kinds import (
     KEYS_AT_ONCE,
     PLACE,
     PORTION_BYTES,
+    CountWindows,
+    Numbers,
     WindowTask,
     arrival_numbers,
     one_batch,
 )
-from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
-from penstock.operators.window.kinds import CountWindows, Numbers
+from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
-from penstock.state.backends.lookup import no_columns
+from penstock.state.backends.sorted_lookup import no_columns
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.sizes import in_batches
 
@@ -67,6 +68,14 @@ class CountSpec(Spec):
     def shown_as(cls, column: str) -> str | None:
         """How many rows the open window of a key has."""
         return "rows" if column.startswith(SIZE) else None
+
+    @classmethod
+    @override
+    def refused_values(cls, layout: StateLayout) -> str:
+        """The values of an open window mean nothing without the number of its rows."""
+        if not any(name.startswith(SIZE) for name in layout.value.names):
+            return ""
+        return "is that of windows by a number of rows, which cannot be written; leave the operator out"
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

@@ -7,28 +7,42 @@
 
 A window has all moments from its start on, up to its end and without it. `last` is the last of them, end - 1 us: it closes when the
 watermark has come to that.
+
+What all kinds of windows share: columns of their tables, times of rows, rows that come too late, and their task. Driver and executors.
+
+Among the rows that Spark has aggregated, those that come too late have a number that is no time, in place of the stretch of time in which
+their windows lie. So they are groups of their own, of which nothing is computed but how many rows they are.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.config import Duration, seconds, whole_number
-from penstock.errors import ConfigError
-from penstock.operators.process.keyed import Context, Output
-from penstock.operators.process.lifecycle import OpensAndCloses
+from penstock.errors import BadRecordError, ConfigError
+from penstock.operators.base import Task
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.process.keyed import Output
+from penstock.operators.process.user_code import Context, OpensAndCloses
+from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.rows import Rows
-from penstock.state.lifetimes import in_microseconds
-from penstock.wording import exactly, in_so_many_us
+from penstock.operators.views import Shown, TimestampColumn
+from penstock.state.backends.sorted_lookup import lookup
+from penstock.state.backends.sorted_rows import SortedBatch, in_order, sorting_positions
+from penstock.state.handle import GENERATION_SHIFT, Due
+from penstock.state.keys import Flags, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, in_microseconds
+from penstock.wording import counted, exactly, in_so_many_us
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """The columns that an aggregate of windows adds."""
@@ -182,3 +196,179 @@ class WindowProcess(OpensAndCloses, ABC):
         The classic mistake: adding the result to something outside. A window with allowed lateness may have several results, of which
         the last counts: write them by key and window.
         """
+
+
+LAST = "__penstock_last"
+"""The last moment of a window."""
+PLACE = "__penstock_place"
+"""What puts the rows of a window in the order in which they came."""
+PANE = "__penstock_pane"
+"""In what Spark gives: the first moment of the stretch in which the rows lie, or `LATE`, or `ABSURD`."""
+KEYS_AT_ONCE = 2048
+PORTION_BYTES = 64 << 20
+"""So many keys, or bytes of stored rows, are read at once."""
+
+
+def rows_in(rows: KeyBatch, others: Sequence[KeyBatch], *, by_time: bool = False) -> Flags:
+    """Which of these rows are among others. They are in ascending order of the first number of their table, the others in any."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    for other in others:
+        if len(other) and len(rows):
+            columns = tuple(other.columns.columns)
+            table = SortedBatch(other.sort_keys, None, columns, (), other.orders, by_time=by_time)
+            table = table if in_order(table) else table.take(sorting_positions(table))
+            found |= lookup([(table,)], rows, pa.schema([]))[1]
+    return found
+
+
+def in_key_order(rows: KeyBatch) -> npt.NDArray[np.int64]:
+    """The positions that put rows in the order of a table by key."""
+    orders = rows.orders if rows.orders is not None else np.zeros(len(rows), dtype=np.int64)
+    return np.lexsort((orders, rows.sort_keys))
+
+
+def arrival_numbers(generation: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Numbers that only grow: of the version that this batch makes, and within it of rows by their positions."""
+    return (generation << GENERATION_SHIFT) + positions
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows in one."""
+    columns = [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+LATE = LONG_AGO_US - 1
+"""All windows of the row are over."""
+ABSURD = LONG_AGO_US - 2
+"""The row has no event time, or none that can be believed."""
+
+
+def without_late_rows(
+    rows: pa.Table, pane: str, number: str, clock: OperatorClock, operator: str
+) -> tuple[pa.Table, int]:
+    """The rows that count, and how many came too late; `number` says of each row for how many it stands."""
+    panes = rows.column(pane).to_numpy()
+    late = panes < LONG_AGO_US
+    if not late.any():
+        return rows, 0
+    numbers = rows.column(number).to_numpy()
+    absurd = int(numbers[panes == ABSURD].sum())
+    if absurd and clock.refuses_absurd:
+        raise refused(absurd, operator)
+    return rows.filter(pa.array(~late)), int(np.sum(numbers[late]))
+
+
+def refused(rows: int, operator: str) -> BadRecordError:
+    """Rows whose event time is missing or absurd, where that ends the run."""
+    return BadRecordError(
+        f"operator {operator}: {counted(rows, 'row has', 'rows have')} no event time, or one too far ahead of the clock; nothing of this "
+        "batch is kept; filter such rows out before, or read them with late()",
+        operator=operator,
+        rows=rows,
+    )
+
+
+@dataclass(frozen=True)
+class RowTimes:
+    """The time of each row in microseconds, 0 where there is none that makes sense."""
+
+    numbers: Numbers
+    sensible: Flags
+
+    @classmethod
+    def of(cls, rows: pa.Table, time: TimeColumn, clock: OperatorClock, *, operator: str) -> RowTimes:
+        """Those of some rows; one without a time, or with an absurd one, ends the run where the source asks for it."""
+        clock, column = clock.judging(time), rows.column(time.column)
+        known = column.is_valid().to_numpy()
+        numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).fill_null(0).to_numpy()
+        within = (numbers >= MICROSECONDS[0]) & (
+            numbers <= MICROSECONDS[1]
+        )  # own code could not read another
+        sensible: Flags = known & within & (numbers <= clock.latest_us)
+        if clock.refuses_absurd and not sensible.all():
+            raise refused(int(np.count_nonzero(~sensible)), operator)
+        return cls(np.where(sensible, numbers - time.earlier_us, 0), sensible)
+
+
+def joined_stretches(keys: Numbers, firsts: Numbers, lasts: Numbers) -> tuple[Numbers, Numbers]:
+    """The positions that put stretches in the order of key and first moment, and where each stretch that they make together starts.
+
+    Two of a key become one when no moment lies between them: one begins at the latest right behind the last
+    moment of the other, as in Flink.
+    """
+    order = np.lexsort((firsts, keys))
+    keys, firsts, lasts = keys[order], firsts[order], lasts[order]
+    changes = keys[1:] != keys[:-1]
+    so_far = _latest_so_far(np.concatenate(([0], np.cumsum(changes))), lasts) if len(order) else lasts
+    apart = changes | (firsts[1:] > so_far[:-1] + 1)
+    starts = np.concatenate(([0], np.flatnonzero(apart) + 1, [len(order)])) if len(order) else np.zeros(1)
+    return order, starts.astype(np.int64)
+
+
+def _latest_so_far(groups: Numbers, lasts: Numbers) -> Numbers:
+    """For each row the latest moment of its group up to it; groups are numbered from 0 on, one behind the other.
+
+    Moments become ranks, so that those of the next group can all be made greater without becoming too great for a number.
+    """
+    by_rank = np.argsort(lasts, kind="stable")
+    rank = np.empty_like(by_rank)
+    rank[by_rank] = np.arange(len(lasts))
+    highest = np.maximum.accumulate(groups * len(lasts) + rank)
+    latest: Numbers = lasts[by_rank[highest - groups * len(lasts)]]
+    return latest
+
+
+_SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
+
+
+def shown_bounds(table: str) -> tuple[Shown, Shown]:
+    """What a user sees of the time of a tumbling or sliding window: its start and its end. The name of the table says how long it is."""
+    said = _SIZE.match(table)
+    size_us = (in_so_many_us(said[1]) if said else None) or 0
+    return TimestampColumn(WINDOW_START, LAST, 1 - size_us), TimestampColumn(WINDOW_END, LAST, 1)
+
+
+@dataclass
+class WindowTask(Task):
+    """A window of any kind in one subtask and one batch."""
+
+    _due: Due = field(default=Due(), init=False)
+
+    @property
+    def lateness_us(self) -> int | None:
+        """How long windows are kept after their end; None where time has nothing to do with them."""
+        return None
+
+    @property
+    def row_time(self) -> TimeColumn | None:
+        """The column by which Spark has put rows into windows; None where it has not."""
+        return None
+
+    @property
+    def uses_time(self) -> bool:
+        """Windows close as time passes, unless they count rows."""
+        return self.lateness_us is not None
+
+    def due(self) -> Due:
+        """The end of the first window that is still open, and the next early result."""
+        return self._due
+
+    def over_us(self) -> int | None:
+        """Windows up to the watermark are over. After the end of a drained input they may begin anew: that says nothing."""
+        if self.lateness_us is None:
+            return None
+        clock = self.clock
+        is_end = clock.watermark_us >= FAR_AWAY_US
+        over_us = clock.over_us if is_end else max(clock.over_us, clock.watermark_us - self.lateness_us)
+        return None if over_us <= LONG_AGO_US else over_us
+
+    @property
+    def clock(self) -> OperatorClock:
+        """With at-least-once the state may be of a later batch than the watermark: windows that were over in it do not begin anew."""
+        clock, over_us = self.context.clock, self.context.over_us
+        clock = clock if self.row_time is None else clock.judging(self.row_time)
+        return clock if over_us is None else replace(clock, over_us=max(clock.over_us, over_us))

@@ -11,13 +11,12 @@ from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.operator import refuse_updates
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
-from penstock.operators.everything import shown_keys
-from penstock.operators.process.parameters import check_call, check_open_and_close
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.inputs import shown_keys
+from penstock.operators.outputs import declared_sides
+from penstock.operators.process.user_code import check_call, check_open_and_close
 from penstock.operators.row_order import Order, OrderBy, parse_orders
-from penstock.operators.side_outputs import declared_sides
-from penstock.operators.states import declared_state
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.calls import WindowCode
+from penstock.operators.state.declarations import declared_state
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import (
     LONGEST_S,
@@ -28,16 +27,15 @@ from penstock.operators.window.kinds import (
     WindowProcess,
     Windows,
 )
+from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time_rows import WindowRowsSpec
-from penstock.state.declared import schema_ddl
+from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.state.lifetimes import in_microseconds
-from penstock.state.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 OwnCodeSpec = WindowRowsSpec | SessionRowsSpec | CountRowsSpec
 """Own code over windows of any kind."""

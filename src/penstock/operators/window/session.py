@@ -20,22 +20,23 @@ from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.aggregate.operator import ReducedTask
 from penstock.operators.bad_records import ROW, ROWS
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_key
-from penstock.operators.grouping import Grouped, equal_rows, group_rows
-from penstock.operators.inputs import TaskRows
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
+from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.python_values import as_moments
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
-from penstock.operators.window.base import (
+from penstock.operators.window.kinds import (
     ABSURD,
     KEYS_AT_ONCE,
     LAST,
     PANE,
     PORTION_BYTES,
+    WINDOW_END,
+    WINDOW_START,
+    Numbers,
+    SessionWindows,
     WindowTask,
     in_key_order,
     joined_stretches,
@@ -43,11 +44,9 @@ from penstock.operators.window.base import (
     refused,
     rows_in,
 )
-from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, SessionWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import in_batches
 

@@ -18,25 +18,24 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock, Ranges, TimeColumn, Timed, in_range
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, order_keys
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_ranges import Ranges, Timed, in_range
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.base import (
+from penstock.operators.window.kinds import (
     KEYS_AT_ONCE,
     LAST,
     PLACE,
     PORTION_BYTES,
+    Numbers,
     RowTimes,
+    SessionWindows,
     arrival_numbers,
     one_batch,
     rows_in,
 )
-from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
-from penstock.operators.window.kinds import Numbers, SessionWindows
+from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.session import (
     FIRST_ROW,
     LAST_ROW,
@@ -46,7 +45,7 @@ from penstock.operators.window.session import (
     SessionSpec,
 )
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure

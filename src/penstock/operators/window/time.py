@@ -4,6 +4,11 @@
 
 Windows lie in a table by time, in the order of their last moments. What the watermark passes in this batch is a stretch of it. It is read
 and given, and is simply gone when the time has passed for which late rows are awaited: nothing is written to forget it.
+
+Results of windows that are still open: of those that have changed, not more often than so by the clock. Executors.
+
+When a window changes for which none is awaited, an early result is due so long after. It says so beside its aggregates, and a row in a
+table by the time of the clock finds it then. A row of that table is read once, and is gone in the next batch.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
@@ -20,34 +26,99 @@ from penstock.operators.aggregate.merge import finish, merge, merged_groups
 from penstock.operators.aggregate.operator import ReducedTask, shown_values
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_key
+from penstock.operators.columns import as_batch, widened
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import equal_rows
-from penstock.operators.inputs import TaskRows
+from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.python_values import as_moments
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.views import StoredTable, TableView
-from penstock.operators.wide_columns import as_batch, widened
-from penstock.operators.window.base import (
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
+from penstock.operators.window.distinct_values import WindowValues, window_values, with_no_counts
+from penstock.operators.window.kinds import (
     LAST,
     PANE,
     PLACE,
+    WINDOW_END,
+    WINDOW_START,
+    Numbers,
+    TimeWindows,
     WindowTask,
     one_batch,
     rows_in,
     shown_bounds,
+    size_of_tumbling,
     without_late_rows,
 )
-from penstock.operators.window.distinct import WindowValues, window_values, with_no_counts
-from penstock.operators.window.early import AWAITED, EARLY, EarlyResults, early_table
-from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import cut, in_batches, row_bytes
+
+AWAITED = "__penstock_awaited"
+"""Beside the aggregates of a window: when its next early result is due, by the clock. What is past means nothing."""
+_DUE = "__penstock_due"
+EARLY = "early results"
+"""The name of the table."""
+_STAMP = "__penstock_due_at"
+
+
+def early_table(identity: pa.Schema) -> TableLayout:
+    """Which windows, by what tells them apart, are to give an early result when."""
+    lifetime = Lifetime((), _STAMP, 0, Measure.FIRED)
+    return TableLayout(
+        EARLY,
+        pa.schema([*identity, (_DUE, pa.int64())]),
+        with_stamps(pa.schema([]), (lifetime,)),
+        by_time=True,
+        lifetimes=(lifetime,),
+    )
+
+
+class EarlyResults:
+    """One subtask in one batch."""
+
+    def __init__(self, identity: pa.Schema, every_us: int, state: OpenState, clock: OperatorClock) -> None:
+        self._identity, self._every_us, self._clock = identity, every_us, clock
+        self._layout = early_table(identity)
+        self._table = state.table(EARLY)
+        self._waits_for = FAR_AWAY_US
+
+    def changed(self, windows: KeyBatch, awaited: Numbers, open_: Flags) -> tuple[Numbers, Flags]:
+        """Windows that have rows in this batch: when their next results are due now, and which give one in this batch.
+
+        `awaited` says when they were due so far, 0 for windows that are new.
+        """
+        due = open_ & (awaited > self._clock.fired_us) & (awaited <= self._clock.now_us)
+        begins = open_ & ~due & (awaited <= self._clock.now_us)
+        now_awaited = np.where(begins, self._clock.now_us + self._every_us, awaited)
+        self._write(windows.take(np.flatnonzero(begins)), now_awaited[begins])
+        return now_awaited, due
+
+    def _write(self, windows: KeyBatch, due: Numbers) -> None:
+        if not len(windows):
+            return
+        columns = pa.RecordBatch.from_arrays(
+            [*windows.columns.columns, pa.array(due)], schema=self._layout.identity
+        )
+        stamps = pa.RecordBatch.from_arrays([pa.array(due)], schema=self._layout.value)
+        self._table.write(KeyBatch(windows.sort_keys, columns, due), stamps)
+        self._waits_for = min(self._waits_for, int(due.min()))
+
+    def due(self) -> Iterator[tuple[KeyBatch, Numbers]]:
+        """Windows for which an early result was to be given up to now, in no order, and when. They may have closed, or be others now."""
+        for rows in self._table.until(self._clock.now_us, after=self._clock.fired_us):
+            identity = rows.select(self._identity.names)
+            yield KeyBatch(rows.column(SORT_KEY).to_numpy(), identity), rows.column(_DUE).to_numpy()
+
+    @property
+    def waits_for(self) -> int | None:
+        """When the next early result is due, after this batch."""
+        stored = next(self._table.until(FAR_AWAY_US, after=self._clock.now_us), None)
+        first = FAR_AWAY_US if stored is None else int(stored.column(_DUE)[0].as_py())
+        found = min(first, self._waits_for)
+        return None if found >= FAR_AWAY_US else found
+
 
 STAMP = "__penstock_ends"
 PIECE_BYTES = 256 << 20
@@ -116,6 +187,14 @@ class WindowSpec(Spec):
     def shown_as(cls, column: str) -> str | None:
         """When an early result is due says nothing to a user."""
         return "" if column == AWAITED else None
+
+    @classmethod
+    @override
+    def placed_by(cls, layout: StateLayout) -> TimestampColumn | None:
+        """A tumbling window is a key of its own: with the key, its start decides."""
+        sizes = (size_of_tumbling(table.name) for table in layout.tables if table.by_time)
+        size_us = next((size_us for size_us in sizes if size_us is not None), None)
+        return None if size_us is None else TimestampColumn(WINDOW_START, LAST, 1 - size_us)
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

@@ -1,31 +1,67 @@
-"""The Spark side of an operator: from what it is compiled, and how it prepares the rows of a batch for its tasks. Driver."""
+"""The Spark side of an operator: what it is compiled from, and how the rows of a batch reach its tasks and leave them. Driver.
+
+Rows of a broadcast stream, of a second input, and rows that only wake a subtask travel in one DataFrame with the rows of the operator.
+Each row has nulls in the columns of the other kinds; `operators/inputs.py` takes them apart in the task. Late rows, dead letters and side
+outputs travel among the results in the same way; `operators/outputs.py` is the other half of that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock.config import OnBadRecord
-from penstock.errors import InternalError
+from penstock.errors import ConfigError, InternalError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import EVERYTHING
-from penstock.operators.input_checks import check_order_columns
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.inputs import (
+    BROADCAST,
+    EVERYTHING,
+    FROM_RIGHT,
+    WAKE,
+    KeyColumn,
+    RightInput,
+    check_order_columns,
+    check_same_keys,
+    travelling_names,
+)
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable
-from penstock.spark.key_columns import check_keys, float_keys, with_key
-from penstock.spark.operators.outputs import Beside
+from penstock.spark.key_columns import check_keys, float_keys, normalised, quoted, with_key
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
-from penstock.state.keys import SORT_KEY
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
+from penstock.state.subtask_rows import subtask_sort_key
+
+Beside = Mapping[str, StructType]
+"""The columns of the outputs that stand beside the results, by tag."""
+
+
+def tagged(result: StructType, beside: Beside) -> StructType:
+    """The columns of all of them in one."""
+    return StructType([*result.fields, *(StructField(tag, columns) for tag, columns in beside.items())])
+
+
+def results_of(frame: DataFrame, tags: Collection[str]) -> DataFrame:
+    """The rows that have none of the tags."""
+    return frame.where(reduce(and_, (F.col(tag).isNull() for tag in tags))).drop(*tags)
+
+
+def rows_of(frame: DataFrame, tag: str) -> DataFrame:
+    """The rows that have this tag."""
+    return frame.where(F.col(tag).isNotNull()).select(f"{tag}.*")
 
 
 @dataclass(frozen=True)
@@ -215,3 +251,136 @@ def compiled(
 def check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
     """Refuse an order by columns that are not there."""
     check_order_columns(of, order_by, frame.columns)
+
+
+@dataclass(frozen=True)
+class BroadcastSide:
+    """The columns of a broadcast side and of the stream beside it. Made once: it takes many calls into the JVM."""
+
+    names: tuple[str, ...]
+    order_by: tuple[Column, ...]
+    without_stream: tuple[Column, ...]
+    """What rows of the side have in the columns of the stream."""
+    without_side: tuple[Column, ...]
+    """What rows of the stream have in those of the side."""
+
+    @classmethod
+    def of(cls, stream: DataFrame, side: DataFrame, order_by: tuple[Order, ...]) -> BroadcastSide:
+        """For a stream and a side with these columns."""
+        names = travelling_names(BROADCAST, side.columns)
+        orders = [Order(names[side.columns.index(one.column)], one.descending) for one in order_by]
+        return cls(
+            tuple(side.columns),
+            tuple(map(in_order, orders)),
+            nulls_like(stream.schema, stream.columns),
+            (F.lit(None).cast("long").alias(BROADCAST), *nulls_like(side.schema, names)),
+        )
+
+    def beside(self, rows: DataFrame, side: DataFrame, everyone: Column) -> DataFrame:
+        """Rows of the stream, with their sort key behind their own columns, and a copy of each row of the side for every subtask."""
+        names = travelling_names(BROADCAST, self.names)
+        told = side.toDF(*names)
+        if self.order_by:
+            told = told.repartition(1).sortWithinPartitions(*self.order_by)
+        # Numbered before they are copied, so that all subtasks see them in one order.
+        told = told.select("*", F.monotonically_increasing_id().alias(BROADCAST)).select("*", everyone)
+        return rows.select("*", *self.without_side).union(
+            told.select(*self.without_stream, SORT_KEY, BROADCAST, *names)
+        )
+
+
+def every_subtask(parallelism: int) -> Column:
+    """For a row its copies, one for each subtask."""
+    sort_keys = [F.lit(subtask_sort_key(subtask)).cast("long") for subtask in range(parallelism)]
+    return F.explode(F.array(*sort_keys)).alias(SORT_KEY)
+
+
+def nulls_like(columns: StructType, names: Sequence[str]) -> tuple[Column, ...]:
+    """What a row of another kind has in these columns, which travel under these names."""
+    return tuple(
+        F.lit(None).cast(field.dataType).alias(name)
+        for field, name in zip(columns.fields, names, strict=True)
+    )
+
+
+def in_order(order: Order) -> Column:
+    """A column by which rows are sorted."""
+    column = F.col(quoted(order.column))
+    return column.desc() if order.descending else column.asc()
+
+
+@dataclass(frozen=True)
+class SecondColumns:
+    """The columns of a second input and of the first beside it. Made once: it takes many calls into the JVM."""
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    float_keys: tuple[str, ...]
+    order_by: tuple[Column, ...]
+    """Behind the orders of the first input, whose rows have null in these columns."""
+    without_left: tuple[Column, ...]
+    without_right: tuple[Column, ...]
+    event_time: TimeColumn | None = None
+    """The time of its rows, where the state of the operator lives by it."""
+
+    @classmethod
+    def of(cls, node: Operator, second: SecondInput, left: DataFrame, right: DataFrame) -> SecondColumns:
+        """For inputs with these columns; refuses keys that do not fit."""
+        check_names(node.uid, "left", left)
+        check_names(node.uid, "right", right)
+        check_keys(right, second.keys, node.uid)
+        check_same_keys(node.uid, _key_columns(left, node.keys), _key_columns(right, second.keys))
+        names = travelling_names(FROM_RIGHT, right.columns)
+        orders = [Order(names[right.columns.index(one.column)], one.descending) for one in second.order_by]
+        return cls(
+            tuple(right.columns),
+            second.keys,
+            float_keys(right, second.keys),
+            tuple(map(in_order, orders)),
+            nulls_like(left.schema, left.columns),
+            (F.lit(None).cast("boolean").alias(FROM_RIGHT), *nulls_like(right.schema, names)),
+        )
+
+    @property
+    def as_input(self) -> RightInput:
+        """What tasks are told of it."""
+        return RightInput(self.names, self.keys, self.event_time)
+
+    def beside(
+        self, left: DataFrame, right: DataFrame, sort_key: Callable[[tuple[str, ...]], Column]
+    ) -> DataFrame:
+        """The rows of both; those of the left input have their sort key behind their own columns."""
+        own = normalised(right, self.float_keys).withColumn(SORT_KEY, sort_key(self.keys))
+        names = travelling_names(FROM_RIGHT, self.names)
+        mark = F.lit("true").cast("boolean").alias(FROM_RIGHT)
+        marked = own.toDF(*names, SORT_KEY).select(*self.without_left, SORT_KEY, mark, *names)
+        return left.select("*", *self.without_right).union(marked)
+
+
+def _key_columns(frame: DataFrame, keys: tuple[str, ...]) -> list[KeyColumn]:
+    kinds = [(key, frame.schema[key].dataType) for key in keys]
+    return [(key, kind, kind.simpleString()) for key, kind in kinds]
+
+
+def check_names(uid: str, which: str, frame: DataFrame) -> None:
+    """Refuse an input with two columns of one name: they could not be told apart on the way."""
+    times = Counter(name.lower() for name in frame.columns)
+    twice = [name for name in frame.columns if times[name.lower()] > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {uid!r}: its {which} stream has two columns called {twice[0]!r}; give each a name of its own",
+            operator=uid,
+            column=twice[0],
+        )
+
+
+def waking_all(rows: DataFrame, parallelism: int) -> DataFrame:
+    """Rows that have their sort key, and one for each subtask that has nothing but its own."""
+    subtasks = rows.sparkSession.range(parallelism)
+    own = F.shiftleft(F.col("id"), GROUP_SHIFT).alias(SORT_KEY)
+    columns = [
+        own if field.name == SORT_KEY else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in rows.schema.fields
+    ]
+    asleep, awake = (F.lit(given).cast("boolean").alias(WAKE) for given in (None, True))
+    return rows.select("*", asleep).union(subtasks.select(*columns, awake))

@@ -11,10 +11,9 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node
-from penstock.operators.join.inputs import InputColumns
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.lookup import Lookup, LookupSpec
-from penstock.operators.join.operator import Join
-from penstock.operators.join.spec import JoinSpec
+from penstock.operators.join.spec import Join, JoinSpec
 from penstock.operators.window.kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
@@ -22,11 +21,11 @@ from penstock.spark.operators.base import (
     BatchInput,
     CompiledOperator,
     OperatorInput,
+    SecondColumns,
     TaskFrame,
     check_order,
     compiled,
 )
-from penstock.spark.operators.inputs import SecondColumns
 from penstock.spark.versions import arrow_type
 from penstock.state.keys import SORT_KEY
 

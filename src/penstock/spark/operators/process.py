@@ -14,13 +14,15 @@ from penstock.operators.process.task import ProcessSpec
 from penstock.spark.event_times import event_time_of
 from penstock.spark.operators.base import (
     BatchInput,
+    BroadcastSide,
     CompiledOperator,
     OperatorInput,
+    SecondColumns,
     TaskFrame,
     check_order,
     compiled,
+    in_order,
 )
-from penstock.spark.operators.inputs import BroadcastSide, SecondColumns, in_order
 from penstock.state.keys import SORT_KEY
 
 

@@ -1,30 +1,99 @@
 """Which function compiles which operator: the only place that knows all kinds. Driver.
 
+`dedupe` and `top` are compiled here, because Spark does nothing for them: their rows go to tasks as they are. The other operators have a
+module each, with the name that it has in `penstock.operators`.
+
 To add an operator from outside Penstock: a class of `operators.base.Operator` with its `Spec` and `Task`; a function that compiles it,
 given to `register` before the job starts; and `stream.apply(lambda upstream: MyOperator("uid", upstream, ("key",)))`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.base import Operator
-from penstock.operators.dedupe import Dedupe
+from penstock.operators.dedupe import Dedupe, DedupeSpec
 from penstock.operators.join.lookup import Lookup
-from penstock.operators.join.operator import Join
+from penstock.operators.join.spec import Join
 from penstock.operators.process.operator import ProcessOperator
-from penstock.operators.top import Top
+from penstock.operators.top import RANK, Top, TopSpec
 from penstock.operators.window.operator import Window
+from penstock.spark.dead_letters import all_nullable
+from penstock.spark.event_times import event_time_of
 from penstock.spark.operators.aggregate import compile_aggregate
-from penstock.spark.operators.base import CompiledOperator, OperatorInput
-from penstock.spark.operators.dedupe import compile_dedupe
+from penstock.spark.operators.aggregate_columns import is_plain
+from penstock.spark.operators.base import CompiledOperator, OperatorInput, check_names, compiled
 from penstock.spark.operators.join import compile_join, compile_lookup
 from penstock.spark.operators.process import compile_process
-from penstock.spark.operators.top import compile_top
 from penstock.spark.operators.window import compile_window
+from penstock.wording import with_article
+
+
+def compile_top(node: Top, given: OperatorInput) -> CompiledOperator:
+    """Check it against the columns there are; refuses columns that are missing, or have no order that is Spark's."""
+    frame = given.frame
+    _check_names(node, frame)
+    for argument, names in (
+        ("by", [order.column for order in node.by]),
+        ("of", node.of),
+        ("order_by", [order.column for order in node.newest]),
+    ):
+        for name in names:
+            _check_column(node, frame, argument, name)
+    spec = TopSpec(given.columns, node.keys, node.n, node.by, node.of, node.newest)
+    result = StructType([*frame.schema.fields, StructField(RANK.name, IntegerType())])
+    return compiled(given, spec, all_nullable(result))
+
+
+def _check_names(node: Top, frame: DataFrame) -> None:
+    times = Counter(name.lower() for name in frame.columns)
+    twice = [name for name in frame.columns if times[name.lower()] > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have two columns {twice[0]!r}, of which top() could keep only one; rename one of them",
+            operator=node.uid,
+            column=twice[0],
+        )
+    if RANK.name in times:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have a column {RANK.name!r}, and top() adds one of this name; rename it before",
+            operator=node.uid,
+            column=RANK.name,
+        )
+
+
+def _check_column(node: Top, frame: DataFrame, argument: str, name: str) -> None:
+    if name not in frame.columns:
+        raise ConfigError(
+            f"operator {node.uid!r}: {argument} names {name}; there are {', '.join(frame.columns)}",
+            operator=node.uid,
+            column=name,
+        )
+    kind = frame.schema[name].dataType
+    if not is_plain(kind):
+        raise ConfigError(
+            f"operator {node.uid!r}: {argument} names {name}, {with_article(kind.simpleString())}, which top() cannot put in order; "
+            "name numbers, plain strings, bytes, dates or timestamps",
+            operator=node.uid,
+            column=name,
+            type=kind.simpleString(),
+        )
+
+
+def compile_dedupe(node: Dedupe, given: OperatorInput) -> CompiledOperator:
+    """Check it against the columns there are; raises `ConfigError`."""
+    check_names(node.uid, "only", given.frame)
+    time = event_time_of(node.upstream, given.frame, uid=node.uid, named=node.event_time)
+    spec = DedupeSpec(given.columns, node.keys, time, node.within_us)
+    return compiled(given, spec, all_nullable(given.frame.schema))
+
 
 _O = TypeVar("_O", bound=Operator)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention  # noqa: N812 - PySpark's own convention
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -14,12 +14,13 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.base import LEFT
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_keys
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.base import ABSURD, LATE, PANE
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.inputs import shown_keys
 from penstock.operators.window.count import CountSpec
 from penstock.operators.window.kinds import (
+    ABSURD,
+    LATE,
+    PANE,
     WINDOW_END,
     WINDOW_START,
     CountWindows,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from penstock.operators.states import state_layout
+from penstock.operators.state.declarations import state_layout
 from penstock.state.backends.base import StateLayout
 from penstock.testing.simulation.counting import (
     KEY,
@@ -18,8 +18,7 @@ from penstock.testing.simulation.counting import (
     CountingWithTimers,
     first_sight,
 )
-from penstock.testing.simulation.source import Fault, Item, Record, fault_of
-from penstock.testing.simulation.workload import SinkKind
+from penstock.testing.simulation.workload import Fault, Item, Record, SinkKind, fault_of
 
 FIRST = "first"
 OPERATORS = (FIRST, "second", "third")

@@ -1,0 +1,434 @@
+"""The durations of a checkpoint's and a batch's phases, slow subtasks, and the data of charts. Pure.
+
+One checkpoint as a picture of time: trigger, barrier, acknowledgements, complete, commit. Pure.
+
+Moments lie between 0 and 100, parts of the whole width. What was measured on machines whose clocks differ is kept inside the picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from penstock.status.events import SubtaskTimes
+from penstock.status.live import BatchLive
+from penstock.status.view import CheckpointStatus, CheckpointView, JobView
+from penstock.wording import duration
+
+SLOW_TIMES, SLOW_MS = 2.0, 50.0
+"""A subtask is slow when it took more than so many times the median of its operator, and longer than this."""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A part of the time of a checkpoint. `left` and `width` are parts of a hundred of the bar."""
+
+    name: str
+    ms: float
+    left: float = 0.0
+    width: float = 0.0
+
+
+class LabelledPhase(msgspec.Struct, frozen=True):
+    """A phase, for the legend."""
+
+    name: str
+    meaning: str
+
+
+LEGEND = (
+    LabelledPhase(
+        "batch", "from the trigger until the barrier had passed the whole job, without the next two"
+    ),
+    LabelledPhase("alignment", "of that time, the slowest subtask waited so long for its inputs"),
+    LabelledPhase(
+        "synchronous", "of that time, the slowest subtask was held up so long by freezing its state"
+    ),
+    LabelledPhase(
+        "asynchronous", "from then on until all state was in storage, while later rows were already processed"
+    ),
+    LabelledPhase("complete", "writing the metadata that makes the checkpoint exist"),
+    LabelledPhase("commit", "after its duration: from then on until all its output was visible"),
+)
+
+
+def split(one: CheckpointView) -> tuple[Phase, ...]:
+    """The phases in their order: all but the commit add up to the duration.
+
+    Alignment and freezing happen inside the batch, so they are taken out of it. One that was triggered while no batch came has had them
+    before. What subtasks measured is not added up: they upload side by side.
+    """
+    batch_ms = min(one.batch_ms, one.duration_ms)
+    alignment_ms = min(one.alignment_ms, batch_ms)
+    sync_ms = min(one.sync_ms, batch_ms - alignment_ms)
+    complete_ms = min(one.complete_ms, one.duration_ms - batch_ms)
+    lengths = (
+        batch_ms - alignment_ms - sync_ms,
+        alignment_ms,
+        sync_ms,
+        one.duration_ms - batch_ms - complete_ms,
+        complete_ms,
+        one.commit_ms,
+    )
+    return tuple(Phase(label.name, ms) for label, ms in zip(LEGEND, lengths, strict=True))
+
+
+def split_ms(one: CheckpointView) -> float:
+    """All phases one after the other."""
+    return sum(phase.ms for phase in split(one))
+
+
+def full_bar_ms(shown: Sequence[CheckpointView]) -> float:
+    """How long a full bar is: as the longest checkpoint, unless a few took very much longer than all others. Their bars are cut."""
+    ordered = sorted(split_ms(one) for one in shown if one.status is CheckpointStatus.COMPLETED)
+    if not ordered:
+        return 0.0
+    usual_ms = ordered[round((len(ordered) - 1) * _USUAL)]
+    return min(ordered[-1], _CUT_TIMES * usual_ms) if usual_ms > 0 else ordered[-1]
+
+
+_USUAL, _CUT_TIMES = 0.9, 2.5
+
+
+def bar(one: CheckpointView, full_ms: float) -> tuple[Phase, ...]:
+    """The phases of a checkpoint side by side."""
+    return side_by_side(split(one), full_ms)
+
+
+def side_by_side(phases: Sequence[Phase], full_ms: float) -> tuple[Phase, ...]:
+    """What goes beyond a full bar is cut."""
+    left, found = 0.0, []
+    for phase in phases:
+        end = min(100.0, left + (100.0 * phase.ms / full_ms if full_ms > 0 else 0.0))
+        if phase.ms > 0:
+            found.append(Phase(phase.name, phase.ms, left, end - left))
+        left = end
+    return tuple(found)
+
+
+def slow_subtasks(subtasks: Sequence[SubtaskTimes]) -> frozenset[tuple[str, int]]:
+    """Those that held the checkpoint up, measured against their own kind."""
+    by_operator: defaultdict[str, list[SubtaskTimes]] = defaultdict(list)
+    for one in subtasks:
+        by_operator[one.operator].append(one)
+    return frozenset(
+        (one.operator, one.index)
+        for kind in by_operator.values()
+        for one in kind
+        if took_ms(one) > SLOW_MS and took_ms(one) > SLOW_TIMES * median(map(took_ms, kind))
+    )
+
+
+def took_ms(one: SubtaskTimes) -> float:
+    """What a subtask spent on a checkpoint."""
+    return one.alignment_ms + one.sync_ms + one.async_ms
+
+
+BATCH_LEGEND = (
+    LabelledPhase("look", "Spark asked the sources what there is, and made a batch of it"),
+    LabelledPhase("plan", "Spark planned its query"),
+    LabelledPhase("process", "operators and sinks: Penstock's part, with all that it asked of Spark"),
+    LabelledPhase("log", "Spark wrote its progress log"),
+    LabelledPhase("other", "the rest of the time"),
+)
+_OF_SPARK = {
+    "latestOffset": "look",
+    "getBatch": "look",
+    "queryPlanning": "plan",
+    "addBatch": "process",
+    "walCommit": "log",
+    "commitOffsets": "log",
+    "commitBatch": "log",
+}
+
+
+def batch_phases(one: BatchLive) -> tuple[Phase, ...]:
+    """Where the time of a batch went. The phases add up to all of it."""
+    found = dict.fromkeys((label.name for label in BATCH_LEGEND), 0.0)
+    for name, ms in one.phases_ms.items():
+        if name in _OF_SPARK:
+            found[_OF_SPARK[name]] += ms
+    found["other"] = max(0.0, one.seconds * 1000 - sum(found.values()))
+    return tuple(Phase(name, ms) for name, ms in found.items())
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A value at a moment."""
+
+    at: float
+    value: float
+
+
+def rates(checkpoints: Sequence[CheckpointView], most: int = 120) -> tuple[Point, ...]:
+    """Rows a second between one completed checkpoint and the next, oldest first: what the journal remembers of the input."""
+    completed = [one for one in checkpoints if one.status is CheckpointStatus.COMPLETED][: most + 1]
+    return tuple(
+        Point(newer.completed_at, newer.rows / (newer.completed_at - older.completed_at))
+        for newer, older in reversed(list(pairwise(completed)))
+        if newer.run == older.run and newer.completed_at > older.completed_at
+    )
+
+
+def sparkline(points: Sequence[Point], width: float, height: float) -> str:
+    """The `d` of an SVG path through them, from the left edge to the right one; '' for fewer than two."""
+    if len(points) < 2:  # noqa: PLR2004 - a line has two ends
+        return ""
+    highest = max(point.value for point in points) or 1.0
+    first, last = points[0].at, points[-1].at
+    spots = (
+        f"{width * (point.at - first) / (last - first):.1f} {height - (height - 2) * point.value / highest - 1:.1f}"
+        for point in points
+    )
+    return "M" + "L".join(spots)
+
+
+MOST_POINTS = 300
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One line; `tone` names its colour in the style sheet."""
+
+    label: str
+    tone: str
+    values: list[float]
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """Values over moments, in seconds since the epoch. `unit`: `ms`, `bytes` or `rows/s`."""
+
+    unit: str
+    x: list[float]
+    series: list[Series]
+
+    @property
+    def as_json(self) -> str:
+        """For an attribute."""
+        return msgspec.json.encode(self).decode()
+
+
+def rates_chart(view: JobView) -> Chart:
+    """Rows a second, as far as the journal goes back."""
+    points = rates(view.checkpoints, MOST_POINTS)
+    return Chart(
+        unit="rows/s",
+        x=[round(point.at, 1) for point in points],
+        series=[
+            Series(label="rows a second", tone="accent", values=[round(point.value, 2) for point in points])
+        ],
+    )
+
+
+def batch_rates_chart(view: JobView) -> Chart:
+    """How fast rows came and how fast they were processed, batch by batch."""
+    found = view.live.recent_batches[::-1] if view.live else ()
+    return Chart(
+        unit="rows/s",
+        x=[round(one.at, 1) for one in found],
+        series=[
+            Series(label="input", tone="accent", values=[round(one.input_per_s, 2) for one in found]),
+            Series(label="processing", tone="warm", values=[round(one.processed_per_s, 2) for one in found]),
+        ],
+    )
+
+
+def durations_chart(view: JobView) -> Chart:
+    """How long checkpoints took, and how long nobody saw their output after that."""
+    completed = _completed(view)
+    return Chart(
+        unit="ms",
+        x=[one.completed_at for one in completed],
+        series=[
+            Series(label="duration", tone="accent", values=[round(one.duration_ms, 1) for one in completed]),
+            Series(label="commit", tone="warm", values=[round(one.commit_ms, 1) for one in completed]),
+        ],
+    )
+
+
+def sizes_chart(view: JobView) -> Chart:
+    """How large they were."""
+    completed = _completed(view)
+    return Chart(
+        unit="bytes",
+        x=[one.completed_at for one in completed],
+        series=[
+            Series(label="full", tone="accent", values=[float(one.state_bytes) for one in completed]),
+            Series(label="new", tone="warm", values=[float(one.new_bytes) for one in completed]),
+        ],
+    )
+
+
+def _completed(view: JobView) -> Sequence[CheckpointView]:
+    """The oldest first, each moment once: two runs may say the same."""
+    newest = [one for one in view.checkpoints if one.status is CheckpointStatus.COMPLETED][:MOST_POINTS]
+    by_moment = {one.completed_at: one for one in newest}
+    return [by_moment[at] for at in sorted(by_moment)]
+
+
+MOST_LANES = 32
+"""Subtasks that get a lane of their own; of more, the slowest."""
+_TICKS = 6
+_NICE = (1, 2, 2.5, 5, 10)
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A moment of the whole checkpoint."""
+
+    name: str
+    at: float
+    x: float
+    after_ms: float
+    """Since the trigger."""
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Something that lasted. `kind` is the name of a phase."""
+
+    kind: str
+    x: float
+    width: float
+    text: str
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One line of the picture."""
+
+    name: str
+    stretches: tuple[Stretch, ...] = ()
+    dot: float | None = None
+    """Where it acknowledged."""
+    slow: bool = False
+
+
+class ScaleTick(msgspec.Struct, frozen=True):
+    """A line of the scale."""
+
+    x: float
+    text: str
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """The picture."""
+
+    marks: tuple[Mark, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    ticks: tuple[ScaleTick, ...] = ()
+    left_out: int = 0
+    """Subtasks that have no lane."""
+
+
+class _Scale:
+    """Where a moment lies."""
+
+    def __init__(self, start: float, end: float) -> None:
+        self.start = start
+        self.length_s = max(end - start, 1e-6)
+
+    def x(self, at: float) -> float:
+        return 100.0 * min(max((at - self.start) / self.length_s, 0.0), 1.0)
+
+    def stretch(self, kind: str, begin: float, end: float) -> Stretch:
+        left, right = self.x(begin), self.x(end)
+        return Stretch(kind, left, max(right - left, 0.15), f"{kind} {duration(max(0.0, end - begin))}")
+
+
+def timeline(one: CheckpointView, now: float) -> Timeline:
+    """The picture of a checkpoint; of one that is under way as far as it has come by now."""
+    moments = [
+        ("trigger", one.triggered_at),
+        ("barrier", one.barrier_at),
+        ("stored", one.stored_at),
+        ("complete", one.completed_at if not one.reason else 0.0),
+        ("given up", one.completed_at if one.reason else 0.0),
+        ("commit", one.committed_at),
+    ]
+    known = [(name, at) for name, at in moments if at > 0]
+    acknowledged = [part.acknowledged_at for part in one.subtasks if part.acknowledged_at > 0]
+    ends = [at for _, at in known] + acknowledged + ([] if one.completed_at else [now])
+    if not one.triggered_at or not ends:
+        return Timeline()
+    # an idle job is triggered behind its last batch: what was stored before lies left of the trigger
+    begins = [_begin(one, part) for part in one.subtasks]
+    scale = _Scale(min([at for _, at in known] + begins), max(ends))
+    shown = sorted(one.subtasks, key=took_ms, reverse=True)[:MOST_LANES]
+    return Timeline(
+        marks=tuple(
+            Mark(name, at, scale.x(at), (at - one.triggered_at) * 1000)
+            for name, at in sorted(known, key=lambda of: of[1])
+        ),
+        lanes=(*_batch(one, scale, now), *_lanes(one, shown, scale), *_ending(one, scale)),
+        ticks=_ticks(scale, one.triggered_at),
+        left_out=max(0, max(one.subtasks_in_all, len(one.subtasks)) - len(shown)),
+    )
+
+
+def _batch(one: CheckpointView, scale: _Scale, now: float) -> tuple[Lane, ...]:
+    end = one.barrier_at or one.completed_at or now
+    return (
+        (Lane("batch", (scale.stretch("batch", one.triggered_at, end),)),) if end > one.triggered_at else ()
+    )
+
+
+def _begin(one: CheckpointView, part: SubtaskTimes) -> float:
+    """When a subtask began to wait for its inputs."""
+    return min(begin for _, begin, _, _ in _stretches(one, part))
+
+
+def _stretches(one: CheckpointView, part: SubtaskTimes) -> tuple[tuple[str, float, float, float], ...]:
+    """Each with its begin, its end and how long it was. A subtask waits and freezes before the barrier has passed the job."""
+    end = part.acknowledged_at or one.stored_at or one.completed_at
+    upload = end - part.async_ms / 1000
+    frozen = min(upload, one.barrier_at or upload)
+    wait = frozen - part.sync_ms / 1000
+    return (
+        ("alignment", wait - part.alignment_ms / 1000, wait, part.alignment_ms),
+        ("synchronous", wait, frozen, part.sync_ms),
+        ("asynchronous", upload, end, part.async_ms),
+    )
+
+
+def _lanes(one: CheckpointView, shown: Sequence[SubtaskTimes], scale: _Scale) -> tuple[Lane, ...]:
+    """One for each subtask: it waits, freezes, uploads, and acknowledges."""
+    slow = slow_subtasks(one.subtasks)
+    return tuple(
+        Lane(
+            f"{part.operator}-{part.index}",
+            tuple(
+                scale.stretch(kind, begin, until)
+                for kind, begin, until, ms in _stretches(one, part)
+                if ms > 0
+            ),
+            scale.x(part.acknowledged_at) if part.acknowledged_at else None,
+            (part.operator, part.index) in slow,
+        )
+        for part in sorted(shown, key=lambda of: (of.operator, of.index))
+    )
+
+
+def _ending(one: CheckpointView, scale: _Scale) -> tuple[Lane, ...]:
+    lanes = []
+    if one.complete_ms and one.completed_at:
+        begin = one.completed_at - one.complete_ms / 1000
+        lanes.append(Lane("metadata", (scale.stretch("complete", begin, one.completed_at),)))
+    if one.committed_at > one.completed_at > 0:
+        lanes.append(Lane("sinks", (scale.stretch("commit", one.completed_at, one.committed_at),)))
+    return tuple(lanes)
+
+
+def _ticks(scale: _Scale, zero: float) -> tuple[ScaleTick, ...]:
+    """Round numbers, about six of them, that count from the trigger, as the duration does."""
+    raw = scale.length_s / _TICKS
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(nice * power for nice in _NICE if nice * power >= raw * 0.999)
+    before = int((zero - scale.start) / step)
+    behind = int((scale.start + scale.length_s - zero) / step)
+    return tuple(
+        ScaleTick(
+            100.0 * (zero - scale.start + n * step) / scale.length_s,
+            f"{'-' if n < 0 else ''}{duration(abs(n) * step)}" if n else "0",
+        )
+        for n in range(-before, behind + 1)
+    )

@@ -1,0 +1,324 @@
+"""Reading state in a process of its own, which has little memory and little time. The dashboard's process.
+
+Whoever reaches the storage may have put a file there that says it has few rows, and unpacks to gigabytes. No size that it declares is
+believed, whichever backend has written it: the system refuses the process more memory than `MEMORY_BYTES` (on Linux; other systems
+do not bound it), and it is ended after `SECONDS`. The checkpoint is held here, so that a process that was ended leaves no hold behind.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.dashboard import pages
+from penstock.dashboard.looking import Seen
+from penstock.dashboard.responses import json_answer, page_answer
+from penstock.dashboard.ui_options import TOKEN_VARIABLE
+from penstock.decoding import decoded
+from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named
+from penstock.ids import CheckpointId, RunId
+from penstock.recovery.history import read_held
+from penstock.status.job_watcher import BoundedReading
+from penstock.status.stored_state import (
+    USUAL_LIMITS,
+    FoundRows,
+    LargestKeys,
+    Question,
+    StateContents,
+    answer,
+    check_question,
+    state_contents,
+)
+from penstock.status.view import CheckpointStatus, CheckpointView
+from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.wording import duration, size
+
+MEMORY_BYTES = 1 << 30
+"""Above what it has when it begins; files that it maps are in it."""
+SECONDS = 30.0
+"""A reading ends by itself after 10; opening files is not counted in those."""
+LARGEST_ANSWER_BYTES = 8 << 20
+NO_ROOM = 3
+"""How the process ends that got no more memory; 1 is any other error, which it tells."""
+_FAILED = 1
+_LAST_CHARACTERS = 500
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Other pools, and one for each thread, set much aside that is never used, and that counts."""
+_MODESTLY = "import os, sys; os.nice(15); from penstock.dashboard.state_reader import main; sys.exit(main())"
+
+
+class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is told on its standard input."""
+
+    storage: str
+    checkpoint: int
+    run: int
+    question: Question
+    memory_bytes: int
+    seconds: float
+
+
+class StateFailure(msgspec.Struct, frozen=True):
+    """What it says instead of an answer."""
+
+    error: str
+    why: str
+
+
+_FAILURES = msgspec.json.Decoder(StateFailure)
+
+
+class _GivenUpError(Exception):
+    """A limit was met. No error of ours: a newer checkpoint would not be read instead, it would meet the same."""
+
+
+def read_in_process(storage: Storage, question: Question) -> bytes:
+    """The answer as JSON; raises `ConfigError` about the question, and `UnavailableError` when the reading was given up."""
+    looked_at = BoundedReading(storage)
+
+    def read(completed: Completed) -> bytes:
+        check_question(looked_at, completed, question)
+        return _answered(
+            StateRequest(
+                storage=storage.uri,
+                checkpoint=completed.checkpoint,
+                run=completed.run,
+                question=question,
+                memory_bytes=MEMORY_BYTES,
+                seconds=SECONDS,
+            )
+        )
+
+    try:
+        return read_held(looked_at, read, why=question.why)
+    except _GivenUpError as error:
+        raise UnavailableError(
+            f"the look-up in {question.state} of {question.operator} was given up: {error}. The job is not touched by it. Read this state "
+            "with Spark, by ps.read_state; if it should be small, its files are not what the job has written",
+            operator=question.operator,
+        ) from error
+
+
+def _answered(wish: StateRequest) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch:
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-P", "-c", _MODESTLY],
+                input=msgspec.json.encode(wish),
+                capture_output=True,
+                timeout=wish.seconds,
+                env=_environment(scratch),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _GivenUpError(f"it takes longer than {duration(wish.seconds)}") from error
+    if done.returncode == 0:
+        return done.stdout
+    raise _why(done, wish)
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return {**ours, **_ENVIRONMENT, "TMPDIR": scratch}
+
+
+def _why(done: subprocess.CompletedProcess[bytes], wish: StateRequest) -> Exception:
+    status = done.returncode
+    room = size(wish.memory_bytes)
+    if status == NO_ROOM:
+        return _GivenUpError(f"it takes more than {room} of memory")
+    if status < 0:
+        return _GivenUpError(
+            f"its process was ended by {signal.Signals(-status).name}, as one is that takes more than {room} of memory or "
+            f"{duration(wish.seconds)} of a processor"
+        )
+    try:
+        failed = decoded(_FAILURES, done.stdout)
+    except msgspec.DecodeError:
+        said = done.stderr.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
+        return InternalError(f"the process that reads state ended with {status}: {said}")
+    return error_named(failed.error, failed.why)
+
+
+AT_A_TIME = 2
+"""Readings of rows."""
+KEPT = 50
+MOST_KEYS = 100
+_DIGITS = 10
+_COLUMN = "key."
+_T = TypeVar("_T")
+_Name = tuple[str, int, int]
+_ROWS = msgspec.json.Decoder(FoundRows)
+_LARGEST = msgspec.json.Decoder(LargestKeys)
+
+
+class StateReader:
+    """Reads for all who ask. By many threads."""
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(AT_A_TIME)
+        self._contents: dict[_Name, StateContents] = {}
+
+    def contents(self, seen: Seen) -> StateContents | None:
+        """What is in the newest checkpoint; None when there is none. Read once for each checkpoint."""
+        retained = next((one for one in seen.view.checkpoints if _is_readable(one)), None)
+        if retained is None:
+            return None
+        name = (seen.job.storage.uri, retained.checkpoint, retained.run)
+        found = self._contents.get(name)
+        if found is None:
+            found = state_contents(BoundedReading(seen.job.storage))
+            if len(self._contents) >= KEPT:
+                self._contents.clear()
+            self._contents[name] = found
+        return found
+
+    def reading(self, read: Callable[[], _T]) -> _T:
+        """Read rows, unless too many do."""
+        with self._turn():
+            return read()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._free.acquire(blocking=False):
+            raise HTTPException(
+                503,
+                f"{AT_A_TIME} others are reading state, and more would take too much from the machine; ask again in some seconds",
+                {"Retry-After": "5"},
+            )
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+def lookup_routes(seen_job: Callable[[Request], Seen], states: StateReader) -> list[Route]:
+    """`GET /jobs/{job}/state/{operator}/{state}.json?key=...`, once for each column of the key, or `key.COLUMN=...`; or `?largest=20`.
+
+    With `.html` the same as a part of the page of state.
+    """
+
+    async def answered(request: Request) -> tuple[Question, bytes]:
+        storage, question = seen_job(request).job.storage, _question(request)
+        return question, await run_in_threadpool(states.reading, lambda: read_in_process(storage, question))
+
+    async def lookup(request: Request) -> Response:
+        return json_answer((await answered(request))[1])
+
+    async def part_of_page(request: Request) -> Response:
+        question, found = await answered(request)
+        return page_answer(pages.found((_LARGEST if question.largest else _ROWS).decode(found)))
+
+    path = "/jobs/{job}/state/{operator}/{state:path}"
+    return [Route(f"{path}.json", lookup), Route(f"{path}.html", part_of_page)]
+
+
+def _question(request: Request) -> Question:
+    operator, state = request.path_params["operator"], request.path_params["state"]
+    largest = request.query_params.get("largest", "")
+    if not largest:
+        return Question(operator=operator, state=state, key=asked_key(request))
+    most = min(int(largest), MOST_KEYS) if largest.isdecimal() and len(largest) < _DIGITS else MOST_KEYS
+    return Question(operator=operator, state=state, largest=max(1, most))
+
+
+def asked_key(request: Request) -> dict[str, str] | list[str]:
+    """The key, by column where columns are named."""
+    query = request.query_params
+    named = {name.removeprefix(_COLUMN): query[name] for name in query if name.startswith(_COLUMN)}
+    return named or query.getlist("key")
+
+
+def _is_readable(one: CheckpointView) -> bool:
+    return one.retained and one.status is CheckpointStatus.COMPLETED
+
+
+_WISHES = msgspec.json.Decoder(StateRequest)
+
+
+def main() -> int:
+    """Read the wish, then the state within its limits, and say what was found; returns the exit code."""
+    wish = _WISHES.decode(sys.stdin.buffer.read())
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    _bound(wish)
+    try:
+        sys.stdout.buffer.write(_found(wish))
+    except Exception as error:  # noqa: BLE001 - raised again in the dashboard
+        if _is_want_of_memory(error):
+            return NO_ROOM
+        failed = StateFailure(type(error).__name__, str(error) or type(error).__name__)
+        sys.stdout.buffer.write(msgspec.json.encode(failed))
+        return 1
+    return 0
+
+
+def _found(wish: StateRequest) -> bytes:
+    storage = open_storage(wish.storage)
+    name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
+    completed = read_metadata(storage, name)
+    _refuse_links(storage, [name.metadata, *sorted(completed.files)])
+    encoded = msgspec.json.encode(answer(storage, completed, wish.question))
+    if len(encoded) > LARGEST_ANSWER_BYTES:
+        raise UnavailableError(
+            f"what was found in {wish.question.state} of {wish.question.operator} has {size(len(encoded))}, and no more than "
+            f"{size(LARGEST_ANSWER_BYTES)} are shown; read this state with Spark, by ps.read_state",
+            operator=wish.question.operator,
+        )
+    return encoded
+
+
+def _refuse_links(storage: Storage, names: Iterable[str]) -> None:
+    """What lies behind one may be state of another job, which this one's readers are not to see."""
+    linked = next((one for one in names if isinstance(storage, LocalStorage) and storage.leads_away(one)), "")
+    if linked:
+        raise CorruptStateError(
+            f"{linked} in {storage.uri} is a link, or lies behind one: Penstock makes none there, and nothing behind it was shown; look "
+            "who made it",
+            file=linked,
+        )
+
+
+def _bound(wish: StateRequest) -> None:
+    """What holds however native code comes by its memory. A dashboard that dies cannot end this process, so it ends by itself, too."""
+    _at_most(resource.RLIMIT_CPU, math.ceil(wish.seconds))
+    _at_most(resource.RLIMIT_FSIZE, USUAL_LIMITS.fetched_bytes)
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _at_most(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGESIZE") + wish.memory_bytes)
+
+
+def _at_most(what: int, most: int) -> None:
+    """Never more than this process was given from above."""
+    _, above = resource.getrlimit(what)
+    most = most if above == resource.RLIM_INFINITY else min(most, above)
+    resource.setrlimit(what, (most, most))
+
+
+def _is_want_of_memory(error: BaseException | None) -> bool:
+    """Also where it was told as something else."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

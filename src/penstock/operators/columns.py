@@ -1,0 +1,85 @@
+"""Arrow columns of any size: as one array, and widened where 32-bit offsets are too small. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+NARROW_BYTES = (1 << 31) - 1
+"""The most that one array of strings or bytes can hold."""
+
+_WIDE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+_NARROW = {wide: narrow for narrow, wide in _WIDE.items()}
+
+
+def widened(table: pa.Table) -> pa.Table:
+    """The table with 64-bit offsets wherever a column would not fit into one array, inside of arrays, maps and structs too."""
+    return _cast(table, _wide_type, lambda size: size > NARROW_BYTES)
+
+
+def narrowed(table: pa.Table) -> pa.Table:
+    """The table with its usual types again; a column that is still too large (one key with gigabytes) stays as it is."""
+    return _cast(table, _narrow_type, lambda size: size <= NARROW_BYTES)
+
+
+def as_batch(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A part that fits into arrays of the usual types, in these; cut it first."""
+    (batch,) = narrowed(pa.Table.from_batches([part])).cast(schema).combine_chunks().to_batches()
+    return batch
+
+
+def rows_at(table: pa.Table, at: npt.NDArray[np.int64], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows at these positions, in columns of the usual types; cut the positions first, so that they fit."""
+    if not len(at) or not len(schema):
+        empty = [pa.array([], field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(empty, schema=schema)
+    taken = table.select(schema.names).take(pa.array(at)).combine_chunks()
+    return as_batch(taken.to_batches()[0], schema)
+
+
+def _cast(
+    table: pa.Table, wanted: Callable[[pa.DataType], pa.DataType], applies: Callable[[int], bool]
+) -> pa.Table:
+    for index, field in enumerate(table.schema):
+        kind = wanted(field.type)
+        if kind != field.type and applies(table.column(index).nbytes):
+            table = table.set_column(index, field.with_type(kind), _from_zero(table.column(index)).cast(kind))
+    return table
+
+
+def _from_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A copy of a part that lies behind the first 2 GB of its array: Arrow looks at where it lies, not at how long it is."""
+    if all(chunk.offset == 0 for chunk in column.chunks):
+        return column
+    return column.take(pa.array(np.arange(len(column), dtype=np.int64)))
+
+
+def _wide_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.large_list(_inner(kind.value_field, _wide_type))
+    return _other(kind, _wide_type, _WIDE)
+
+
+def _narrow_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_list(kind):
+        return pa.list_(_inner(kind.value_field, _narrow_type))
+    return _other(kind, _narrow_type, _NARROW)
+
+
+def _other(
+    kind: pa.DataType,
+    wanted: Callable[[pa.DataType], pa.DataType],
+    flat: Mapping[pa.DataType, pa.DataType],
+) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_inner(field, wanted) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_inner(kind.key_field, wanted), _inner(kind.item_field, wanted), kind.keys_sorted)
+    return flat.get(kind, kind)
+
+
+def _inner(field: pa.Field, wanted: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
+    return field.with_type(wanted(field.type))

@@ -1,0 +1,383 @@
+"""One input of a join: its columns and tables, and its rows as they arrive. Executors; the columns also on the driver.
+
+A row has a moment: its event time, or the start of its window. In a join without bounds the moment is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InternalError
+from penstock.operators.columns import rows_at, widened
+from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, Timed, judged_by_time
+from penstock.operators.grouping import Grouped, group_rows
+from penstock.operators.inputs import RightInput, TaskRows
+from penstock.operators.python_values import as_moments
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
+from penstock.state.backends.base import TableLayout
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
+from penstock.state.sizes import PART_BYTES, Bytes, cut, row_bytes, table_row_bytes
+
+if TYPE_CHECKING:
+    from penstock.operators.join.spec import JoinSpec
+
+
+PLACE = pa.field("__penstock_place", pa.int64())
+"""Tells the rows of a key apart: a number that no other row of the input ever has."""
+MATCHED = pa.field("__penstock_matched", pa.bool_())
+"""Whether a stored row has found a partner."""
+ROW = "__penstock_row"
+"""The number of a row: those of the left input first, then those of the right one."""
+
+OneInput = tuple[pa.Table, tuple[str, ...]]
+"""Rows with their sort keys, and their key columns."""
+
+
+# ── columns and tables ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class InputColumns:
+    """The columns of an input, in their order; those of the key, and that with the event time (None in a join without bounds)."""
+
+    columns: pa.Schema
+    keys: tuple[str, ...]
+    time: TimeColumn | None
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The columns beside the key."""
+        return pa.schema([field for field in self.columns if field.name not in self.keys])
+
+    @property
+    def as_second(self) -> RightInput:
+        """The same, as the engine asks for it of an operator with two inputs."""
+        return RightInput(tuple(self.columns.names), self.keys)
+
+
+@dataclass(frozen=True)
+class JoinInput(InputColumns):
+    """One of the two inputs."""
+
+    name: str
+    ends_us: int | None
+    """A row matters until the watermark is so far past its moment; None for ever."""
+    outer: bool
+    """Whether a row that finds no partner comes out."""
+    kind: str = ""
+    """In the names of its tables: a moment means something else in a join of another kind, or with other windows."""
+    bounds: str = ""
+    """In the names of what waits: with other bounds it could not be found again. Rows themselves may go on with other bounds."""
+
+    @property
+    def rows(self) -> str:
+        """The table with its rows, by key and then by moment."""
+        return f"rows of the {self.name} input{self.kind}"
+
+    @property
+    def waiting(self) -> str:
+        """The table with those of its rows that had found no partner at the end of their batch, by moment."""
+        return f"{self.name} without a partner{self.kind}{self.bounds}"
+
+    @property
+    def stamp(self) -> str:
+        """The column with the moment of a stored row."""
+        return stamp_name(self.name, Measure.WATERMARK)
+
+    @property
+    def stored(self) -> pa.Schema:
+        """What is stored of a row beside its identity, in this order."""
+        matched = [MATCHED] if self.outer else []
+        return pa.schema([*self.kept, *matched, (self.stamp, pa.int64())])
+
+    def cannot_match_from(self, watermark_us: int) -> int:
+        """At this watermark no row with a moment up to and with this one can match any more."""
+        if self.ends_us is None or watermark_us <= LONG_AGO_US:
+            return LONG_AGO_US
+        return FAR_AWAY_US if watermark_us >= FAR_AWAY_US else watermark_us - self.ends_us
+
+    def layouts(self, key: pa.Schema) -> list[TableLayout]:
+        """Its tables."""
+        identity = pa.schema([*key, PLACE])
+        value = self.stored
+        if self.ends_us is None:
+            return [TableLayout(self.rows, identity, value)]
+        ttl_us = max(self.ends_us, 1)
+        columns = tuple(value.names[:-1])
+        tables = [
+            TableLayout(
+                self.rows,
+                identity,
+                value,
+                lifetimes=(Lifetime(columns, self.stamp, ttl_us, Measure.WATERMARK),),
+            )
+        ]
+        if self.outer:
+            lifetime = Lifetime((), f"{self.stamp}_waiting", ttl_us, Measure.WATERMARK)
+            value = pa.schema([lifetime.stamp_field])
+            tables.append(TableLayout(self.waiting, identity, value, by_time=True, lifetimes=(lifetime,)))
+        return tables
+
+
+# ── rows as they arrive ────────────────────────────────────────────────────────────────────────────
+
+
+def both(rows: TaskRows) -> tuple[pa.Table, pa.Table]:
+    """The rows of both inputs."""
+    if rows.right is None:
+        raise InternalError("an operator with two inputs was given one")
+    return rows.own, rows.right
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Rows with their moments. In a join by window a row has one for each of its windows: row i those from `starts[i]` to `starts[i + 1]`.
+
+    So the columns of a row are here once, in however many windows it is.
+    """
+
+    rows: pa.Table
+    starts: Numbers
+    moments: Numbers
+    late: pa.Table
+
+    @classmethod
+    def one_moment_each(cls, rows: pa.Table, moments: Numbers, late: pa.Table) -> Arriving:
+        """Rows without windows."""
+        return cls(rows, np.arange(rows.num_rows + 1), moments, late)
+
+    @property
+    def counts(self) -> Numbers:
+        """How many moments each row has."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def sizes(self) -> Bytes:
+        """The bytes of each row, once."""
+        return table_row_bytes(self.rows)
+
+    def with_moments(self, at: Numbers) -> tuple[Numbers, Numbers]:
+        """Of the rows at these positions each moment: which of `at` has it, and the moment."""
+        counts = self.counts[at]
+        which = np.repeat(np.arange(len(at)), counts)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return which, self.moments[self.starts[at][which] + within]
+
+    def parted_by_key(self, keys: tuple[str, ...]) -> tuple[Arriving, Arriving]:
+        """Those with a key, and those without one."""
+        without = without_key(self.rows, keys)
+        if not without.any():
+            return self, self._where(without)
+        return self._where(~without), self._where(without)
+
+    def _where(self, flags: Flags) -> Arriving:
+        counts = self.counts
+        starts = np.concatenate(([0], np.cumsum(counts[flags])))
+        return Arriving(
+            self.rows.filter(pa.array(flags)), starts, self.moments[np.repeat(flags, counts)], self.late
+        )
+
+
+def without_key(rows: pa.Table, keys: tuple[str, ...]) -> Flags:
+    """The rows that have null in a column of the key."""
+    flags = np.zeros(rows.num_rows, dtype=np.bool_)
+    for name in keys:
+        column = rows.column(name)
+        if column.null_count:
+            flags |= column.is_null().to_numpy()
+    return flags
+
+
+def parted_by_key(rows: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
+    """The rows that have a key, and those that have none."""
+    without = without_key(rows, keys)
+    if not without.any():
+        return rows, rows.slice(0, 0)
+    return rows.filter(pa.array(~without)), rows.filter(pa.array(without))
+
+
+def arriving(
+    given: JoinInput, rows: pa.Table, windows: TimeWindows | None, clock: OperatorClock, *, operator: str
+) -> Arriving:
+    """Judge the rows of an input."""
+    rows = widened(rows).combine_chunks()
+    if given.time is None:
+        moments = np.zeros(rows.num_rows, dtype=np.int64)
+        return Arriving.one_moment_each(rows, moments, rows.slice(0, 0))
+    if windows is not None:
+        return _in_windows(given.time, rows, windows, clock, operator)
+    judged = judged_by_time(rows, given.time, clock, operator=operator)
+    return Arriving.one_moment_each(judged.rows, judged.times, judged.late)
+
+
+def _in_windows(
+    time: TimeColumn, rows: pa.Table, windows: TimeWindows, clock: OperatorClock, operator: str
+) -> Arriving:
+    """A row is late when all its windows are closed: when the watermark is at the last moment of each."""
+    sensible = judged_by_time(rows, time, clock.at_any_time(), operator=operator)
+    at, lasts = windows.windows_of(sensible.times)
+    is_open = lasts > clock.before_us
+    counts = np.bincount(at[is_open], minlength=len(sensible.times))
+    in_time = counts > 0
+    late = pa.concat_tables([sensible.late, sensible.rows.filter(pa.array(~in_time))])
+    return Arriving(
+        sensible.rows.filter(pa.array(in_time)),
+        np.concatenate(([0], np.cumsum(counts[in_time]))),
+        windows.starts(lasts[is_open]),  # in the order of rows
+        late,
+    )
+
+
+def grouped_inputs(key: pa.Schema, left: OneInput, right: OneInput) -> Grouped:
+    """Keys, and for each the numbers of its rows, in the order in which they came. Only keys are put in order, not whole rows."""
+    rows = pa.concat_tables(
+        [
+            table.select([SORT_KEY, *keys]).rename_columns([SORT_KEY, *key.names])
+            for table, keys in (left, right)
+        ]
+    ).cast(pa.schema([(SORT_KEY, pa.int64()), *key]))
+    numbers = pa.array(np.arange(rows.num_rows, dtype=np.int64))
+    return group_rows(rows.append_column(ROW, numbers), key.names)
+
+
+@dataclass
+class InputRows:
+    """Rows ordered by key and moment: where the columns beside the key are to be found, and who has found a partner.
+
+    A row may stand here many times, once for each of its windows: its columns are taken last, and of as many rows as fit.
+    """
+
+    timed: Timed
+    sizes: Bytes
+    """About how many bytes each row takes."""
+    matched: Flags
+    _table: pa.Table
+    """May have more rows, and wider columns."""
+    _schema: pa.Schema
+    _at: Numbers | None
+    """Where in the table each row is; None where the table has these rows and no others."""
+
+    @classmethod
+    def of(cls, timed: Timed, columns: Sequence[pa.Array]) -> InputRows:
+        """Rows of which none has found a partner yet."""
+        schema = pa.schema([pa.field(str(number), column.type) for number, column in enumerate(columns)])
+        sizes = row_bytes(columns, np.arange(len(timed), dtype=np.int64))
+        return cls(timed, sizes, _nobody(timed), pa.table(list(columns), schema=schema), schema, None)
+
+    @classmethod
+    def at_positions(
+        cls, timed: Timed, table: pa.Table, schema: pa.Schema, at: Numbers, sizes: Bytes
+    ) -> InputRows:
+        """Rows of a larger table of which none has found a partner yet, in the columns of this schema."""
+        return cls(timed, sizes, _nobody(timed), table, schema, at)
+
+    def __len__(self) -> int:
+        return len(self.timed)
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        """The columns of all rows. Where these are a part of a table this is a copy: use it once."""
+        if self._at is None:
+            return [column.chunk(0) for column in self._table.columns]
+        return list(rows_at(self._table, self._at, self._schema).columns)
+
+    def taken(self, rows: Numbers) -> list[pa.Array]:
+        """The columns of the rows with these numbers."""
+        at = rows if self._at is None else self._at[rows]
+        return list(rows_at(self._table, at, self._schema).columns)
+
+
+def _nobody(timed: Timed) -> Flags:
+    return np.zeros(len(timed), dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class PickedRows:
+    """Rows of an input at these positions, each as often as it comes out."""
+
+    rows: InputRows
+    at: Numbers
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def key_index(self) -> Numbers:
+        """The positions of their keys."""
+        return self.rows.timed.key_index[self.at]
+
+    @property
+    def moments(self) -> Numbers:
+        """Their moments."""
+        return self.rows.timed.times[self.at]
+
+    @property
+    def sizes(self) -> Bytes:
+        """The bytes of each."""
+        return self.rows.sizes[self.at]
+
+    def slice(self, start: int, stop: int) -> PickedRows:
+        """Some of them."""
+        return PickedRows(self.rows, self.at[start:stop])
+
+
+def in_output_columns(
+    spec: JoinSpec,
+    keys: KeyBatch,
+    left: PickedRows | None,
+    right: PickedRows | None,
+    *,
+    times: Numbers | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows side by side, or those of one input alone, with nulls for the other; `times` are those of the results, where asked for.
+
+    A wide row that has many partners stands in many results: these are cut before anything is copied.
+    """
+    known = left if left is not None else right
+    if known is None or not len(known):
+        return
+    sizes = row_bytes(keys.columns.columns, known.key_index)
+    for one in (left, right):
+        sizes += 0 if one is None else one.sizes
+    for start, stop in cut(sizes, PART_BYTES):
+        part = (None if one is None else one.slice(start, stop) for one in (left, right))
+        yield _side_by_side(spec, keys, *part, times=None if times is None else times[start:stop])
+
+
+def _side_by_side(
+    spec: JoinSpec,
+    keys: KeyBatch,
+    left: PickedRows | None,
+    right: PickedRows | None,
+    *,
+    times: Numbers | None,
+) -> pa.RecordBatch:
+    known = left if left is not None else right
+    if known is None:
+        raise InternalError("a result of a join has a row of neither input")
+    owners = keys.columns.take(pa.array(known.key_index))
+    columns = dict(zip(spec.left.keys, owners.columns, strict=True))
+    columns |= _columns(spec.left, left, len(known))
+    columns |= _columns(spec.right, right, len(known))
+    output = spec.output
+    added: dict[str, Numbers] = {}
+    if spec.windows is not None:
+        starts = known.moments
+        added = {WINDOW_START: starts, WINDOW_END: starts + spec.windows.size_us}
+    if spec.at is not None and times is not None:
+        added[spec.at] = times
+    columns |= {name: as_moments(moments, output.field(name).type) for name, moments in added.items()}
+    return pa.RecordBatch.from_arrays([columns[name] for name in output.names], schema=output)
+
+
+def _columns(given: JoinInput, output: PickedRows | None, rows: int) -> dict[str, pa.Array]:
+    if output is None:
+        return {field.name: pa.nulls(rows, field.type) for field in given.kept}
+    return dict(zip(given.kept.names, output.rows.taken(output.at), strict=True))

@@ -1,0 +1,132 @@
+"""Exact counts of distinct values in tumbling and sliding windows: each value that a window had is a row of a table. Executors.
+
+    rows of a batch --(Spark, JVM)--> distinct values by key and pane --> by key and window --look up--> new ones --> table, and how many
+
+A value lives as long as its window. In sliding windows it is kept once for each window that it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, state_schema
+from penstock.operators.aggregate.distinct import (
+    VALUES_BYTES,
+    WHOSE,
+    counting_distinct,
+    distinct_table,
+    value_names,
+)
+from penstock.operators.columns import rows_at, widened
+from penstock.operators.grouping import equal_rows
+from penstock.operators.state.table_rows import sub_orders
+from penstock.operators.window.kinds import LAST, Numbers, TimeWindows
+from penstock.state.backends.base import OpenState, TableLayout, with_stamps
+from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.lifetimes import Lifetime, Measure
+from penstock.state.sizes import cut, row_bytes
+
+_STAMP = "__penstock_window_ends"
+
+
+def window_values(spec: AggregateColumn, key: pa.Schema, lateness_us: int) -> TableLayout:
+    """The values that each window had, of one aggregate."""
+    lifetime = Lifetime((), _STAMP, lateness_us, Measure.WATERMARK)
+    values = [pa.field(name, kind) for name, kind in zip(value_names(spec), spec.distinct, strict=True)]
+    identity = pa.schema([*key, pa.field(LAST, pa.int64()), *values])
+    stamps = with_stamps(pa.schema([]), (lifetime,))
+    return TableLayout(distinct_table(spec), identity, stamps, lifetimes=(lifetime,))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Partial aggregates of windows in which nothing is known but how many values are new."""
+
+    sort_keys: Numbers
+    lasts: Numbers
+    rows: pa.Table
+    """The key columns and the partial aggregates."""
+
+
+@dataclass(frozen=True)
+class WindowValues:
+    """One subtask in one batch."""
+
+    key: pa.Schema
+    windows: TimeWindows
+    specs: Sequence[AggregateColumn]
+    lateness_us: int
+    state: OpenState
+
+    def take_in(self, rows: pa.Table, pane: str, *, over_us: int, watermark_us: int) -> list[Counted]:
+        """Write the values that windows have for the first time, and count them. Windows up to `over_us` take none any more."""
+        found: list[Counted] = []
+        for number, spec in enumerate(counting_distinct(self.specs), 1):
+            mine = rows.filter(pa.array(rows.column(WHOSE).to_numpy() == number))
+            if mine.num_rows:
+                panes = mine.column(pane).to_numpy()
+                found.append(self._new(spec, mine, panes, over_us, watermark_us - self.lateness_us))
+        return found
+
+    def _new(
+        self, spec: AggregateColumn, rows: pa.Table, panes: Numbers, over_us: int, gone_us: int
+    ) -> Counted:
+        layout = window_values(spec, self.key, self.lateness_us)
+        at, lasts = self.windows.windows_of(panes)
+        at, lasts = at[lasts > over_us], lasts[lasts > over_us]
+        sort_keys = rows.column(SORT_KEY).to_numpy()[at]
+        named = [*self.key.names, *value_names(spec)]
+        table = widened(rows.select(named)).combine_chunks()
+        columns = [column.chunk(0).take(pa.array(at)) for column in table.columns]
+        orders = sub_orders([pa.array(lasts), *columns[len(self.key) :]])
+        order, starts = equal_rows([sort_keys, orders], [*columns, pa.array(lasts)])
+        first = order[starts[:-1]]  # two panes of a window may have the same value
+        identity = pa.Table.from_arrays([*columns, pa.array(lasts)], names=[*named, LAST])
+        opened, new = self.state.table(layout.name), [np.zeros(0, dtype=np.int64)]
+        for start, stop in cut(row_bytes(columns, first), VALUES_BYTES):
+            some = first[start:stop]
+            asked = KeyBatch(sort_keys[some], rows_at(identity, some, layout.identity), orders[some])
+            unknown = ~opened.read(asked)[1]
+            new.append(some[unknown])
+            kept = np.flatnonzero(unknown & (lasts[some] > gone_us))
+            stamps = pa.RecordBatch.from_arrays([pa.array(lasts[some][kept])], schema=layout.value)
+            opened.write(asked.take(kept), stamps)
+        return self._counted(spec, np.concatenate(new), sort_keys, lasts, columns)
+
+    def _counted(
+        self,
+        spec: AggregateColumn,
+        new: Numbers,
+        sort_keys: Numbers,
+        lasts: Numbers,
+        columns: Sequence[pa.Array],
+    ) -> Counted:
+        keys = [column.take(pa.array(new)) for column in columns[: len(self.key)]]
+        order, starts = equal_rows([lasts[new], sort_keys[new]], keys)
+        first = order[starts[:-1]]
+        counts = {spec.partials[0].name: pa.array(np.diff(starts))}
+        partials = [
+            counts.get(partial.name, _nothing(partial.rule, partial.type, len(first)))
+            for one in self.specs
+            for partial in one.partials
+        ]
+        names = [*self.key.names, *state_schema(self.specs).names]
+        taken = [key.take(pa.array(first)) for key in keys]
+        rows = pa.Table.from_arrays([*taken, *partials], names=names)
+        return Counted(sort_keys[new][first], lasts[new][first], rows)
+
+
+def with_no_counts(rows: pa.Table, specs: Sequence[AggregateColumn]) -> pa.Table:
+    """What Spark has aggregated, with counts of distinct values that are 0: what is new is added to them."""
+    for spec in counting_distinct(specs):
+        zeros = pa.array(np.zeros(rows.num_rows, dtype=np.int64))
+        rows = rows.append_column(spec.partials[0].name, zeros)
+    return rows
+
+
+def _nothing(rule: Kind, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.array(np.zeros(rows, dtype=np.int64)).cast(kind) if rule is Kind.COUNT else pa.nulls(rows, kind)

@@ -1,0 +1,484 @@
+"""Own code over tumbling and sliding windows: the rows of each window are kept until it is over. Executors.
+
+Rows lie in a table by time, in the order of the last moments of their windows, one for each window that they are in. Those of windows that
+are over are a stretch of it, read at once, and are gone when the time has passed for which late rows are awaited.
+
+Stored rows and new ones are read in portions of whole windows that fit into memory. Both are in the order of a table by time: by the last
+moment of their window, then by sort key. So of all windows before the last row that was read, all rows are there.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.calls import (
+    OUTPUT_ROWS,
+    blamed_on,
+    not_iterable,
+    python_keys,
+    rare_collections,
+    to_table,
+    yielded,
+)
+from penstock.operators.columns import rows_at, widened
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, pieces
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.process.user_code import Context, OpenedCode
+from penstock.operators.python_values import as_moments, python_values
+from penstock.operators.row_order import Order, order_keys
+from penstock.operators.rows import Rows, RowTable
+from penstock.operators.state.cells import copy_emitted
+from penstock.operators.views import StoredTable, TableView
+from penstock.operators.window.kinds import (
+    LAST,
+    PLACE,
+    Numbers,
+    RowTimes,
+    TimeWindow,
+    TimeWindows,
+    WindowProcess,
+    WindowTask,
+    arrival_numbers,
+    one_batch,
+    rows_in,
+    shown_bounds,
+)
+from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.sorted_rows import SortedBatch
+from penstock.state.handle import Due
+from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
+from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, table_row_bytes
+
+LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
+"""Rows that are Python objects at the same time."""
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """Windows with their rows: window i has the rows `bounds[i]` up to `bounds[i + 1]`, and the key in row i of `keys`."""
+
+    keys: pa.RecordBatch
+    bounds: Numbers
+    rows: pa.Table
+    starts: Numbers | None = None
+    """The first moments of the windows; None where time has nothing to do with them."""
+    ends: Numbers | None = None
+    """Behind their last moments."""
+
+
+@dataclass(frozen=True)
+class WindowCode:
+    """The user's code, and what it is called with and gives."""
+
+    operator: WindowProcess
+    output: pa.Schema
+    time: pa.DataType | None
+    """Of the moments of a window."""
+
+    def results(self, windows: WindowRows, context: Context) -> Iterator[pa.RecordBatch]:
+        """Call it for each window; raises `BadRecordError` with the key whose results do not fit the schema."""
+        times = [] if windows.starts is None or windows.ends is None else [windows.starts, windows.ends]
+        columns = [*windows.keys.columns, *(as_moments(one, self.time) for one in times)]
+        named = pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
+        numbers = np.zeros(len(named), dtype=np.int64)
+        if len(named):
+            context.before_calls()
+        with rare_collections():
+            for piece in pieces(Grouped(KeyBatch(numbers, named), windows.bounds, windows.rows), LIMITS):
+                yield from self._piece(piece, windows.keys.num_columns, context)
+
+    def _piece(self, piece: Grouped, keys: int, context: Context) -> Iterator[pa.RecordBatch]:
+        columns = piece.keys.columns.columns
+        names = python_keys(pa.RecordBatch.from_arrays(columns[:keys], names=[str(at) for at in range(keys)]))
+        windows: list[TimeWindow | None] = [None] * len(names)
+        if len(columns) > keys:
+            starts, ends = (python_values(column) for column in columns[keys:])
+            windows = list(map(TimeWindow, starts, ends))
+        table, given = RowTable(piece.table), _Given(self, context)
+        for key, window, (start, stop) in zip(names, windows, pairwise(piece.starts.tolist()), strict=True):
+            rows = Rows(table, start, stop)
+            results = self.operator.process(key, window, rows, context)
+            yield from given.take(key, rows, results)
+        yield from given.encoded()
+
+
+@dataclass(frozen=True)
+class RowsRun:
+    """What a batch gives: results, and the rows that came too late."""
+
+    results: list[pa.RecordBatch]
+    late: pa.Table
+    waits_for: int | None
+
+
+class WindowCodeSpec(Spec):
+    """Own code over windows of one kind, with the columns of its stream."""
+
+    code: WindowCode
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns that the user has declared."""
+        return self.code.output
+
+    @property
+    def allowed_lateness_us(self) -> int | None:
+        """How long windows are kept after their end; None where they count rows."""
+        return None
+
+    @abstractmethod
+    def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
+        """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for windows that are over."""
+
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return WindowProcessTask(context, self)
+
+
+@dataclass
+class WindowProcessTask(WindowTask):
+    """Calls own code over windows of any kind. What it raises ends the run."""
+
+    spec: WindowCodeSpec
+
+    @property
+    def lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.spec.allowed_lateness_us
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """What own code gives for the windows that are over, or have late rows."""
+        told, clock = self.context, self.clock
+        context = Context(
+            told.uid,
+            told.batch,
+            told.subtask,
+            told.parallelism,
+            _watermark_us=clock.watermark_us if self.uses_time else clock.before_us,
+            _now_us=clock.now_us,
+        )
+        code = self.spec.code.operator
+        with OpenedCode(code, context) as opened, blamed_on(code.process):
+            given = self.spec.run(rows.own, state, clock, replace(context, _opened=opened))
+        told.late.add(given.late)
+        self._due = Due(event_us=given.waits_for)
+        return {RESULTS: given.results}
+
+
+class _Given:
+    """Results that are encoded together. Of which key one is that does not fit is looked for only when one is met."""
+
+    def __init__(self, code: WindowCode, context: Context) -> None:
+        self._code, self._uid = code, context.operator
+        self._calls: list[tuple[Any, Rows, int]] = []
+        self._results: list[Any] = []
+
+    def take(self, key: Any, rows: Rows, results: Any) -> Iterator[pa.RecordBatch]:
+        """Take what a call gave. A generator runs only now."""
+        if results is not None:
+            if not isinstance(results, Iterable):
+                raise _of(not_iterable(results, self._uid), key, rows)
+            self._results += map(copy_emitted, results)
+        self._calls.append((key, rows, len(self._results)))
+        if len(self._results) >= OUTPUT_ROWS:
+            yield from self.encoded()
+
+    def encoded(self) -> Iterator[pa.RecordBatch]:
+        """All so far as columns."""
+        if self._results:
+            yield from in_batches(self._table())
+        self._calls, self._results = [], []
+
+    def _table(self) -> pa.Table:
+        output, said = self._code.output, yielded(self._uid)
+        try:
+            return to_table(self._results, output, said)
+        except BadRecordError:
+            start = 0
+            for key, rows, stop in self._calls:
+                try:
+                    if start < stop:
+                        to_table(self._results[start:stop], output, said)
+                except BadRecordError as error:
+                    raise _of(error, key, rows) from None
+                start = stop
+            raise
+
+
+def _of(error: BadRecordError, key: Any, rows: Rows) -> BadRecordError:
+    error.facts.update(key=key, row=rows)
+    return error
+
+
+@dataclass(frozen=True)
+class RowsByWindow:
+    """The rows of a batch, once for each of their windows, in the order of the table. Only their positions: columns are taken last."""
+
+    rows: pa.Table
+    at: Numbers
+    """Where in `rows` each is."""
+    lasts: Numbers
+    sort_keys: Numbers
+    places: Numbers
+    sizes: Bytes
+
+    @classmethod
+    def in_order(
+        cls, rows: pa.Table, at: Numbers, lasts: Numbers, places: Numbers, sizes_of_rows: Bytes
+    ) -> RowsByWindow:
+        """Bring them into the order of the table."""
+        sort_keys = rows.column(SORT_KEY).to_numpy()[at]
+        order = np.lexsort((sort_keys, lasts))
+        return cls(rows, at[order], lasts[order], sort_keys[order], places[order], sizes_of_rows[at[order]])
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def addresses(self) -> SortedBatch:
+        """Where they stand in the table."""
+        return SortedBatch(self.sort_keys, None, (), (), self.lasts, by_time=True)
+
+    def slice(self, start: int, stop: int) -> RowsByWindow:
+        """Those from `start` up to `stop`."""
+        return RowsByWindow(
+            self.rows,
+            self.at[start:stop],
+            self.lasts[start:stop],
+            self.sort_keys[start:stop],
+            self.places[start:stop],
+            self.sizes[start:stop],
+        )
+
+    def until(self, last: int) -> RowsByWindow:
+        """Those of windows with a last moment up to and with this one."""
+        return self.slice(0, int(np.searchsorted(self.lasts, last, side="right")))
+
+    def after(self, last: int) -> RowsByWindow:
+        """Those of windows with a last moment behind this one."""
+        return self.slice(int(np.searchsorted(self.lasts, last, side="right")), len(self))
+
+    def batches(self, schema: pa.Schema, max_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The columns, in parts of at most so many bytes."""
+        taken = pa.schema([field for field in schema if field.name not in (LAST, PLACE)])
+        for start, stop in cut(self.sizes, max_bytes):
+            found = rows_at(self.rows, self.at[start:stop], taken)
+            columns = dict(zip(taken.names, found.columns, strict=True))
+            columns |= {LAST: pa.array(self.lasts[start:stop]), PLACE: pa.array(self.places[start:stop])}
+            yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def portions(
+    stored: Iterable[pa.Table], new: RowsByWindow, schema: pa.Schema, max_bytes: int
+) -> Iterator[pa.Table]:
+    """All rows, each portion with all of its windows: about `max_bytes` of stored ones and of new ones, unless a window has more."""
+    waiting = [schema.empty_table()]
+    size = done = 0
+    for batch in (batch for table in stored for batch in in_batches(table, max_bytes)):
+        if not batch.num_rows:
+            continue
+        part = pa.Table.from_batches([batch])
+        waiting.append(part)
+        size += part.nbytes
+        end = _addresses(part).address(part.num_rows - 1)
+        if size <= max_bytes or _addresses(waiting[1]).address(0) == end:
+            continue
+        whole = pa.concat_tables(waiting)
+        behind, stop = _addresses(whole).first_at(end), new.addresses.first_at(end)
+        yield from _cut(whole.slice(0, behind), new.slice(done, stop), schema, max_bytes)
+        rest, done = whole.slice(behind), stop
+        waiting, size = [waiting[0], rest], rest.nbytes
+    yield from _cut(pa.concat_tables(waiting), new.slice(done, len(new)), schema, max_bytes)
+
+
+def _cut(stored: pa.Table, new: RowsByWindow, schema: pa.Schema, max_bytes: int) -> Iterator[pa.Table]:
+    """Stored rows that fit, and any number of new ones."""
+    start = begin = 0
+    places, of_stored = new.addresses, _addresses(stored)
+    for _, enough in cut(new.sizes, max_bytes):
+        if enough <= start:  # of a window that was larger
+            continue
+        address = places.address(enough - 1)
+        stop = places.first_behind(address)
+        end = stored.num_rows if stop == len(new) else of_stored.first_behind(address)
+        taken = pa.Table.from_batches(new.slice(start, stop).batches(schema, max_bytes), schema)
+        yield pa.concat_tables([stored.slice(begin, end - begin), taken])
+        start, begin = stop, end
+    if begin < stored.num_rows:
+        yield stored.slice(begin)
+
+
+def _addresses(rows: pa.Table) -> SortedBatch:
+    sort_keys, lasts = (rows.column(name).to_numpy() for name in (SORT_KEY, LAST))
+    return SortedBatch(sort_keys, None, (), (), lasts, by_time=True)
+
+
+STAMP = "__penstock_ends"
+FEW_KEYS = 64
+"""Late rows of so many keys are looked up key by key; for more, all rows of the window are read."""
+
+
+@dataclass(frozen=True)
+class WindowRowsSpec(WindowCodeSpec):
+    """What `window(...).process(...)` was asked for."""
+
+    key: pa.Schema
+    windows: TimeWindows
+    lateness_us: int
+    columns: pa.Schema
+    """Those of the stream."""
+    time: TimeColumn
+    order_by: tuple[Order, ...]
+    code: WindowCode
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The columns of a row beside its key."""
+        return pa.schema([field for field in self.columns if field.name not in self.key.names])
+
+    @property
+    def table(self) -> TableLayout:
+        """The rows of windows. What kind these are is in the name, so that a checkpoint with windows of another kind is refused by name."""
+        lifetime = Lifetime(tuple(self.kept.names), STAMP, self.lateness_us, Measure.WATERMARK)
+        identity = pa.schema([*self.key, (LAST, pa.int64()), (PLACE, pa.int64())])
+        value = with_stamps(self.kept, (lifetime,))
+        return TableLayout(f"rows of {self.windows}", identity, value, by_time=True, lifetimes=(lifetime,))
+
+    def layout(self) -> StateLayout:
+        """What is kept."""
+        return StateLayout(self.key, pa.schema([]), (self.table,))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of each window that is kept."""
+        if not {LAST, PLACE} <= set(table.names):
+            return None
+        return TableView("rows", "rows of windows", shown_bounds(table.name), table.value)
+
+    @property
+    def allowed_lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.lateness_us
+
+    def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
+        """Call the user's code for the windows that are over."""
+        return _Run(self, state, clock, context).run(rows)
+
+
+@dataclass(frozen=True)
+class _Run:
+    spec: WindowRowsSpec
+    state: OpenState
+    clock: OperatorClock
+    context: Context
+
+    def run(self, rows: pa.Table) -> RowsRun:
+        times = RowTimes.of(rows, self.spec.time, self.clock, operator=self.context.operator)
+        windows = self.spec.windows
+        newest = times.numbers - (times.numbers - windows.offset_us) % windows.every_us
+        over_us = self.clock.closed_until_us(self.spec.lateness_us)
+        in_time = times.sensible & (newest + windows.size_us - 1 > over_us)
+        late = rows.filter(pa.array(~in_time))
+        new = self._by_window(rows, np.flatnonzero(in_time), times.numbers)
+        stored = chain(self._updated(new.until(self.clock.before_us)), self._due())
+        over = portions(stored, new.until(self.clock.watermark_us), self._table_columns, PART_BYTES)
+        results = [result for portion in over for result in self._results(portion)]
+        waits_for = self._first_open(new.lasts)
+        self._write(new.after(self.clock.watermark_us - self.spec.lateness_us))
+        return RowsRun(results, late, waits_for)
+
+    @property
+    def _table_columns(self) -> pa.Schema:
+        return pa.schema([(SORT_KEY, pa.int64()), *self.spec.table.identity, *self.spec.kept])
+
+    def _by_window(self, rows: pa.Table, at: Numbers, times: Numbers) -> RowsByWindow:
+        """The rows of the batch, once for each window that they are in and that is awaited."""
+        pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
+        of, lasts = self.spec.windows.windows_of(pane)
+        open_ = lasts > self.clock.closed_until_us(self.spec.lateness_us)
+        at, lasts = at[of[open_]], lasts[open_]
+        rows = widened(rows).combine_chunks()
+        return RowsByWindow.in_order(
+            rows, at, lasts, arrival_numbers(self.state.generation, at), table_row_bytes(rows)
+        )
+
+    def _due(self) -> Iterator[pa.Table]:
+        """Stored rows of windows that the watermark passes in this batch."""
+        table = self.state.table(self.spec.table.name)
+        for part in table.until(self.clock.watermark_us, after=self.clock.before_us):
+            yield self._read(part)
+
+    def _read(self, part: pa.RecordBatch) -> pa.Table:
+        return pa.Table.from_batches([part]).select(self._table_columns.names).cast(self._table_columns)
+
+    def _updated(self, new: RowsByWindow) -> Iterator[pa.Table]:
+        """Stored rows of windows that were over before, and have late rows now."""
+        if not len(new):
+            return
+        table, schema = self.state.table(self.spec.table.name), self._table_columns
+        names = [SORT_KEY, *self.spec.key.names, LAST]
+        named = pa.schema([schema.field(name) for name in names])
+        windows = [self._windows(pa.Table.from_batches([part])) for part in new.batches(named, PART_BYTES)]
+        for last in np.unique(new.lasts).tolist():
+            sort_keys = np.unique(new.sort_keys[new.lasts == last]).tolist()
+            few = len(sort_keys) <= FEW_KEYS
+            found = [table.at(last, one) for one in sort_keys] if few else [table.until(last, after=last - 1)]
+            for part in chain.from_iterable(found):
+                rows = self._read(part)
+                yield rows.filter(pa.array(rows_in(self._windows(rows), windows, by_time=True)))
+
+    def _windows(self, rows: pa.Table) -> KeyBatch:
+        names = [*self.spec.key.names, LAST]
+        return KeyBatch(
+            rows.column(SORT_KEY).to_numpy(), one_batch(rows.select(names)), rows.column(LAST).to_numpy()
+        )
+
+    def _results(self, over: pa.Table) -> Iterator[pa.RecordBatch]:
+        if not over.num_rows:
+            return
+        over = widened(over).combine_chunks()
+        keys = [over.column(name).chunk(0) for name in self.spec.key.names]
+        numbers = [over.column(name).to_numpy() for name in (LAST, SORT_KEY)]
+        order, bounds = equal_rows(numbers, keys)
+        within = [*order_keys(over, self.spec.order_by), over.column(PLACE).to_numpy()]
+        group = np.empty(len(order), dtype=np.int64)
+        group[order] = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        order = np.lexsort((*within[::-1], group))
+        first, lasts = pa.array(order[bounds[:-1]]), numbers[0][order[bounds[:-1]]]
+        named = pa.RecordBatch.from_arrays(
+            [key.take(first).cast(field.type) for key, field in zip(keys, self.spec.key, strict=True)],
+            schema=self.spec.key,
+        )
+        rows = over.select(self.spec.columns.names).take(pa.array(order))
+        windows = WindowRows(named, bounds, rows, self.spec.windows.starts(lasts), lasts + 1)
+        yield from self.spec.code.results(windows, self.context)
+
+    def _first_open(self, new: Numbers) -> int | None:
+        """The last moment of the first window that is still open after this batch."""
+        watermark = self.clock.watermark_us
+        stored = next(self.state.table(self.spec.table.name).until(FAR_AWAY_US, after=watermark), None)
+        first = FAR_AWAY_US if stored is None else int(stored.column(LAST)[0].as_py())
+        first = min(first, int(new[new > watermark].min(initial=FAR_AWAY_US)))
+        return None if first >= FAR_AWAY_US else first
+
+    def _write(self, rows: RowsByWindow) -> None:
+        for part in rows.batches(self._table_columns, PART_BYTES):
+            lasts = part.column(LAST).to_numpy()
+            named = part.select(self.spec.table.identity.names)
+            values = [*part.select(self.spec.kept.names).columns, part.column(LAST)]
+            self.state.table(self.spec.table.name).write(
+                KeyBatch(part.column(SORT_KEY).to_numpy(), named, lasts),
+                pa.RecordBatch.from_arrays(values, schema=self.spec.table.value),
+            )
