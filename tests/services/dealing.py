@@ -26,6 +26,7 @@ TOGETHER = {
     "tests/contract/test_kafka_crashes.py": "Kafka",
     "tests/contract/test_kafka_login.py": "Kafka",
     "tests/contract/test_kafka_sink.py": "Kafka",
+    "tests/spark/test_flink_client.py": "child driver",
     "tests/spark/test_kafka.py": "Kafka",
     "tests/spark/test_requests_to_jobs.py": "child driver",
     "tests/spark/test_several_sinks.py": "Kafka",

@@ -95,9 +95,13 @@ class Watched:
 
 
 @contextmanager
-def watched(browser: Browser, url: str, *, width: int = 1600, height: int = 1000) -> Iterator[Watched]:
+def watched(
+    browser: Browser, url: str, *, width: int = 1600, height: int = 1000, scheme: str = "light"
+) -> Iterator[Watched]:
     """A page in a fresh browser session; at the end all must have gone well."""
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light"
+    )
     try:
         seen = Watched(context.new_page(), url)
         yield seen
