@@ -28,7 +28,6 @@ from penstock.storage import LocalStorage
 from services import flink_client
 from services.flink_client import FlinkClient
 from services.maven import JarsMissingError
-from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -118,8 +117,7 @@ def inputs(root: Path) -> Ledger:
 
 def test_flinks_client_steers_a_job(tmp_path: Path, child_driver: ChildDriver) -> None:
     """List, checkpoint, savepoint, disposal, stop, stop with a drain, cancel: each does to a running job what it does in Flink."""
-    store, ledger = tmp_path / "store", inputs(tmp_path)
-    until = child_driver.until
+    store, ledger, until = tmp_path / "store", inputs(tmp_path), child_driver.until
     child_driver.run(tmp_path, PROGRAM, "counted", "drained", "saved", "cancelled")
     with serving(store) as address:
         flink = FlinkClient(address, tmp_path / "flink", headers=BEARER)
