@@ -36,7 +36,7 @@ def test_a_server_that_takes_short_statements(suite) -> None:
         suite.execute("SET GLOBAL max_allowed_packet = 16777216")
     sink.write(transaction, named(*((number, "€" * 100) for number in range(100))))
     with pytest.raises(
-        BadRecordError, match=r"INSERT takes 4,\d\d\d bytes.*max_allowed_packet.* 4,096.*id=100"
+        BadRecordError, match=r"INSERT has 4,\d\d\d bytes.*max_allowed_packet.* 4,096.*id=100"
     ):
         sink.write(transaction, named((100, "x" * 4096)))
     for longest in range(4096, 3800, -1):

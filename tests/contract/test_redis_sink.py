@@ -173,7 +173,7 @@ def test_a_task_that_wakes_up_late_puts_no_old_value_back(
     for n in (2, 3):
         newest, transaction = sleeping(sink, n, run=2, checkpoint=5, subtask=n)
         newest.pre_commit(transaction)
-    with pytest.raises(FencedError, match=r"run 2, batch 5.*delete the key '_penstock:contract:cache'"):
+    with pytest.raises(FencedError, match=r"run 2, batch 5.*delete the keys '_penstock:contract:cache'"):
         zombie.pre_commit(old)
     assert found() == "3"
     assert "until it is next written" not in sink.explanation
@@ -186,7 +186,7 @@ def test_a_sink_with_a_new_uid_is_fenced_against_the_old_one(server: Server) -> 
     newest, transaction = sleeping(sink, 2, run=2, checkpoint=5, sink="views")
     newest.pre_commit(transaction)
     with pytest.raises(
-        FencedError, match=r"run 2 of the job has written already, and this is run 1, batch 9"
+        FencedError, match=r"run 2 of the job has already written, and this is run 1, batch 9"
     ):
         zombie.pre_commit(old)
     assert server.texts() == {"views:a": "2"}

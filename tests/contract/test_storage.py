@@ -503,7 +503,7 @@ class TestOpenStorage:
             open_job_storage(tmp_path / "file", "views")
         with pytest.raises(ConfigError, match=r"storage .*file is a file"):
             open_storage(tmp_path / "file")
-        with pytest.raises(ConfigError, match=r"which is a link to .*nothing, which is not there"):
+        with pytest.raises(ConfigError, match=r"which is a link to .*nothing, which does not exist"):
             open_job_storage(str(tmp_path / "link" / "jobs"), "views")
 
     @pytest.mark.parametrize("uri", ["", "  ", "ftp://host/x", "file://host/x", "jdbc:/x", None, 3])
