@@ -63,8 +63,8 @@ def test_a_sink_that_is_down_for_five_minutes(story: Story) -> None:
     )
     assert "5 transactions wait to be committed, for 4 min 1 s" in lines[4]
     assert lines[5] == (
-        "sink to-kafka: the commit has come through after 5 min and 301 tries, 2 transactions are committed; "
-        "3 others wait behind"
+        "sink to-kafka: the commit succeeded after 5 min and 301 tries, 2 transactions are committed; "
+        "3 others wait after it"
     )
 
 

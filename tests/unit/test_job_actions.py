@@ -502,7 +502,7 @@ def wants_to_stop_into(folder: Path) -> Request:
     [
         ("notes.txt", "holds other files, such as notes.txt"),
         (MANIFEST, "holds a savepoint"),
-        ("making.json", "holds an unfinished savepoint of somebody else"),
+        ("making.json", "holds an unfinished savepoint of another request"),
     ],
 )
 def test_a_stop_into_a_folder_that_is_taken_stops_nothing(tmp_path: Path, file: str, said: str) -> None:
