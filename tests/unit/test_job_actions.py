@@ -102,13 +102,13 @@ def create(
     *,
     token: str,
     committed: bool,
-    told: ReportProgress,
+    report: ReportProgress,
     given_up: Callable[[], bool],
 ) -> Manifest:
     """Without reading any state."""
     assert committed
     assert not given_up()
-    del job_storage, told
+    del job_storage, report
     attempt = claim_folder(to, token)
     made = Manifest(
         id=token, checkpoint=made_of.checkpoint, mode="exactly-once", parallelism=1, max_parallelism=1
