@@ -84,7 +84,7 @@ def test_the_next_trouble_is_a_new_one(story: Story) -> None:
         story.wait.begun(1)
         story.hear(story.wait.failed(DOWN))
         story.hear(story.wait.done(1))
-    assert [line.split(":")[1][:14] for _, line in story.said] == [" commit failed", " the commit ha"] * 2
+    assert [line.split(":")[1][:14] for _, line in story.said] == [" commit failed", " the commit su"] * 2
 
 
 def test_an_error_is_one_line() -> None:
