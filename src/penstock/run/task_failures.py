@@ -1,6 +1,6 @@
-"""Why a task failed: told by the task itself, and what the driver makes of it. Executors and driver.
+"""Why a task failed: the report of the task, and the error that the driver makes of it. Executors and driver.
 
-Exceptions reach the driver only as text inside Spark's own; what it must decide on is sent as data.
+Exceptions reach the driver only as text inside Spark's own. The facts on which the driver decides are sent as data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_SECOND_TRY = frozenset(
 
 
 def report_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
-    """Called in a task that is about to fail."""
+    """Report the error of a task that is about to fail."""
     told = _told(plan, subtask, error)
     try:
         executor.tell(told)
@@ -81,7 +81,7 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
 
 
 class FailureReports:
-    """The accounts of one batch. What comes late, of a task of another batch that Spark had given up, explains nothing."""
+    """The failure reports of one batch. A late report, from a task of an earlier batch that Spark had given up, is ignored."""
 
     def __init__(self, batch: int | None = None, *, shows_rows: bool = True) -> None:
         self._batch = batch
@@ -89,23 +89,23 @@ class FailureReports:
         self._told: list[TaskFailed] = []
 
     def take(self, told: TaskFailed) -> None:
-        """From any thread."""
+        """Add a report. From any thread."""
         if told.batch == self._batch:
             self._told.append(told if self._shows_rows else _without_rows(told))
 
     @property
     def told(self) -> tuple[TaskFailed, ...]:
-        """All of them, the first first."""
+        """All reports, in the order of their arrival."""
         return tuple(self._told)
 
     @property
     def decisive(self) -> TaskFailed | None:
-        """The failure that the batch ends with: one that would only be met again, or else the first, which others may have followed."""
+        """The failure that ends the batch: one that a retry would repeat, else the first, which may have caused the others."""
         return self.hopeless or (self._told[0] if self._told else None)
 
     @property
     def hopeless(self) -> TaskFailed | None:
-        """A failure that one more attempt of its task would only meet again: it says so itself, or came at the same place before."""
+        """A failure that another attempt would only repeat: its kind says so, or an attempt failed at the same place before."""
         met: set[tuple[SubtaskId, str]] = set()
         for told in tuple(self._told):
             if told.error in _NO_SECOND_TRY or told.is_wrong_name:
@@ -118,27 +118,25 @@ class FailureReports:
 
 
 def _without_rows(told: TaskFailed) -> TaskFailed:
-    """Only what cannot have a value of a row in it: which exception, and where."""
+    """The report without values of rows: only the exception and its place remain."""
     kind = told.error or told.cause.partition(":")[0]
     cause = f"{kind} {NOT_SHOWN}"
     of_rows = told.at is not None or told.error in (
         "",
         BadRecordError.__name__,
-    )  # also ours, if the user's code raised it
+    )  # also an exception of ours, if the user's code raised it
     return msgspec.structs.replace(
         told, cause=cause if of_rows else told.cause, key="", row="", notes=() if of_rows else told.notes
     )
 
 
 def as_error(told: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:
-    """The exception of a task, as far as the driver takes its word for it. Its notes say what the user needs to find the cause."""
+    """The error of a task, as far as the driver relies on the report. Its notes help the user to find the cause."""
     kind = getattr(errors, told.error, UserCodeError)
     if kind is FencedError:
-        kind = UnavailableError  # who owns the job is seen in storage, at the latest when it is claimed again
+        kind = UnavailableError  # storage shows who owns the job, at the latest at the next claim
     if kind is CorruptStateError and not in_checkpoint(told.file):
-        kind = (
-            UnavailableError  # an executor is gone with files it had not uploaded: go back to the checkpoint
-        )
+        kind = UnavailableError  # an executor is gone with files that it had not uploaded: go back to the checkpoint
     text = f"{told.subtask}: {told.cause}"
     if told.at is not None and kind is UserCodeError:
         text += f" ({told.at.short})"
@@ -173,36 +171,36 @@ def _notes(told: TaskFailed) -> list[str]:
 
 
 def tolerates(error: Exception) -> bool:
-    """Whether an exception of user code is about the row."""
+    """Whether an exception of user code concerns only the row."""
     return is_of_the_row(error, may_pass)
 
 
 REPORT_EVERY_S = 60.0
-"""So often it is told of an operator: code that stumbles in each batch must not fill the journal."""
+"""Reports about one operator are this far apart: code that fails in every batch must not fill the journal."""
 
 
 @dataclass(frozen=True)
 class RepeatedTask:
-    """The subtasks of one operator or sink that needed more than one attempt."""
+    """One operator or sink whose subtasks needed more than one attempt."""
 
     uid: str
     batch: int
     subtasks: tuple[int, ...]
-    """Those that are known by their number."""
+    """The subtasks whose index is known."""
     attempts: int
-    """The most that one of them needed."""
+    """The largest number of attempts of a subtask."""
     why: str
-    """What the first attempt that failed has said; '' for one that said nothing: its process died."""
+    """The cause that the first failed attempt reported; '' if it reported nothing because its process died."""
     batches_before: int = 0
-    """So many batches with the same came since it was last told."""
+    """How many batches repeated tasks since the last report."""
 
 
 def repeated_tasks(
     batch: int, told: Sequence[TaskFailed], answers: Sequence[Answer]
 ) -> tuple[RepeatedTask, ...]:
-    """`told`: what attempts have said that failed in this batch; `answers`: those of the attempts that were kept.
+    """The repeated tasks of a batch, by operator or sink. `answers` come from the attempts that Spark kept.
 
-    Several operators and sinks may be one task of Spark's, and are repeated together: where one has said why, the others add nothing.
+    Several operators and sinks may share one Spark task, and are repeated together: if one has reported why, the others add nothing.
     """
     failed: defaultdict[str, list[TaskFailed]] = defaultdict(list)
     for one in told:
@@ -229,7 +227,7 @@ def _unexplained(batch: int, uid: str, answers: Sequence[Answer]) -> RepeatedTas
 
 
 def _index(answer: Answer) -> int | None:
-    """An operator's task without rows does not say which subtask it is."""
+    """The index of the subtask that answered. A task of an operator without rows does not know it."""
     if isinstance(answer, OperatorAnswer):
         return None if answer.handle is None else answer.handle.subtask.index
     return answer.subtask
@@ -237,7 +235,7 @@ def _index(answer: Answer) -> int | None:
 
 @dataclass
 class RepeatReporter:
-    """Tells of each operator now and then, and how often it was not told."""
+    """Reports the repeated tasks of each operator at intervals, with the number of batches that were left out."""
 
     tell: Callable[[RepeatedTask], None]
     clock: Clock
@@ -245,7 +243,7 @@ class RepeatReporter:
     _left_out: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def take(self, found: Sequence[RepeatedTask]) -> None:
-        """Of one batch."""
+        """Take the repeated tasks of one batch."""
         now_s = self.clock.monotonic()
         for one in found:
             if now_s - self._told_s.get(one.uid, -REPORT_EVERY_S) < REPORT_EVERY_S:
