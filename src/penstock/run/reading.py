@@ -93,13 +93,13 @@ class Reading:
 
     @contextmanager
     def _own_log(self) -> Iterator[None]:
-        """Explain a missing log: only a run that takes over deletes the log of another. This run is fenced at its next check of the claim."""
+        """Explain a missing log: only a run that takes over deletes it. This run is fenced at its next check of the claim."""
         try:
             yield
         except FileNotFoundError as gone:
             raise UnavailableError(
-                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is not whole any more ({gone}): another run has "
-                "taken the job over, or somebody has deleted it",
+                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is incomplete ({gone}): another run has taken "
+                "over the job, or the log was deleted",
                 folder=self.log.folder,
             ) from gone
 

@@ -108,7 +108,7 @@ class Run:
         known = named_partitions(start.plan.barrier.positions, spec.event_times)
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
-        self._accounts = FailureReports()
+        self._failures = FailureReports()
         self._repeated = RepeatReporter(
             lambda one: observer.tasks_repeated(
                 one.batch,
@@ -154,7 +154,7 @@ class Run:
         `planned_us`: when Spark planned the batch, if not just now. Spark had looked at all sources by then: those whose positions did not
         move had no rows.
         """
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         before = self._reading.barrier.positions
         barrier = self._reading.read(read)
         now_us = self._tell_time()
@@ -169,19 +169,19 @@ class Run:
 
     def begin_tick(self, mailbox: Address, *, looked_us: int | None = None) -> BatchUnderWay:
         """Begin a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin(self._tell_time(), looked_us=looked_us, waiting=self._waiting)
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_end_of_time(self, mailbox: Address) -> BatchUnderWay:
         """Begin a batch that ends event time: everything that waits in event time is due. `begin_anew` must follow."""
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin_end_of_time(self._tell_time())
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_anew(self, mailbox: Address) -> BatchUnderWay:
         """Begin a batch that removes state which expired at the end of event time. After it, the watermark follows the rows again."""
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         self._tell_time()
         clocks = self._watermarks.begin_anew(self.next_batch)
         return self._begin(self._reading.barrier, clocks, mailbox, anew=True)
@@ -285,7 +285,7 @@ class Run:
                 self._clock.wall(),
             )
         )
-        self._repeated.take(repeated_tasks(plan.batch, self._accounts.told, answers))
+        self._repeated.take(repeated_tasks(plan.batch, self._failures.reports, answers))
         self._show_event_time()
         seconds = self._clock.monotonic() - batch.began
         self._observer.batch_done(
@@ -360,7 +360,7 @@ class Run:
                     )
                 )
             case TaskFailed():
-                self._accounts.take(message)
+                self._failures.take(message)
             case MergeDone():
                 self._merge_orders.done(Merged(message.subtask, message.replaced, message.merged))
                 self._observer.merged(message)
@@ -389,21 +389,21 @@ class Run:
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def told(self) -> TaskFailed | None:
+    def task_failure(self) -> TaskFailed | None:
         """The failure report of the task that made the batch fail."""
-        return self._accounts.decisive
+        return self._failures.decisive
 
     @property
     def is_hopeless(self) -> bool:
         """Whether a task of the batch failed in a way that another attempt would only repeat."""
-        return self._accounts.hopeless is not None
+        return self._failures.hopeless is not None
 
     def explained(self, error: BaseException) -> Exception | None:
         """A task's own report of a failure, as an error of the driver; None if no task has reported anything."""
-        told = self._accounts.decisive
-        if told is None:
+        report = self._failures.decisive
+        if report is None:
             return None
-        explained = as_error(told, self._coordinator.names)
+        explained = as_error(report, self._coordinator.names)
         explained.__cause__ = error if self._spec.shows_rows else None
         return explained
 

@@ -61,20 +61,20 @@ def _first_broken_row(column: pa.Array) -> int | None:
     """Find the first broken row by halving. None if no row is broken: a slice of a nested column also validates values outside of it."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    first, behind = 0, len(column)
-    if _rows_are_whole(column, first, behind):
+    first, end = 0, len(column)
+    if _rows_are_whole(column, first, end):
         return None
-    while behind - first > 1:
-        middle = (first + behind) // 2
+    while end - first > 1:
+        middle = (first + end) // 2
         if _rows_are_whole(column, first, middle):
             first = middle
         else:
-            behind = middle
+            end = middle
     return first
 
 
-def _rows_are_whole(column: pa.Array, first: int, behind: int) -> bool:
-    return _is_whole(column.take(pa.array(range(first, behind), pa.int64())))
+def _rows_are_whole(column: pa.Array, first: int, end: int) -> bool:
+    return _is_whole(column.take(pa.array(range(first, end), pa.int64())))
 
 
 def _broken(name: str, column: pa.Array, row: int) -> BadRecordError:

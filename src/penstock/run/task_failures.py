@@ -44,18 +44,23 @@ _NO_SECOND_TRY = frozenset(
 
 def report_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Report the error of a task that is about to fail."""
-    told = _told(plan, subtask, error)
+    report = _report(plan, subtask, error)
     try:
-        executor.tell(told)
-    except ConnectionRefusedError as nobody:
+        executor.tell(report)
+    except ConnectionRefusedError as refused:
         _log.debug(
-            "the run is over, nobody wants to know why %s failed (%s): %s", subtask, told.cause, nobody
+            "the run is over, so the failure of %s is not reported (%s): %s", subtask, report.cause, refused
         )
     except OSError as unreachable:
-        _log.warning("the driver could not be told why %s failed (%s): %s", subtask, told.cause, unreachable)
+        _log.warning(
+            "the failure of %s could not be reported to the driver (%s): %s",
+            subtask,
+            report.cause,
+            unreachable,
+        )
 
 
-def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
+def _report(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
     kind = type(error).__name__ if isinstance(error, PenstockError) else ""
     file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
     call = failed_call(error)
@@ -86,88 +91,92 @@ class FailureReports:
     def __init__(self, batch: int | None = None, *, shows_rows: bool = True) -> None:
         self._batch = batch
         self._shows_rows = shows_rows
-        self._told: list[TaskFailed] = []
+        self._reports: list[TaskFailed] = []
 
-    def take(self, told: TaskFailed) -> None:
+    def take(self, report: TaskFailed) -> None:
         """Add a report. From any thread."""
-        if told.batch == self._batch:
-            self._told.append(told if self._shows_rows else _without_rows(told))
+        if report.batch == self._batch:
+            self._reports.append(report if self._shows_rows else _without_rows(report))
 
     @property
-    def told(self) -> tuple[TaskFailed, ...]:
+    def reports(self) -> tuple[TaskFailed, ...]:
         """All reports, in the order of their arrival."""
-        return tuple(self._told)
+        return tuple(self._reports)
 
     @property
     def decisive(self) -> TaskFailed | None:
         """The failure that ends the batch: one that a retry would repeat, else the first, which may have caused the others."""
-        return self.hopeless or (self._told[0] if self._told else None)
+        return self.hopeless or (self._reports[0] if self._reports else None)
 
     @property
     def hopeless(self) -> TaskFailed | None:
         """A failure that another attempt would only repeat: its kind says so, or an attempt failed at the same place before."""
         met: set[tuple[SubtaskId, str]] = set()
-        for told in tuple(self._told):
-            if told.error in _NO_SECOND_TRY or told.is_wrong_name:
-                return told
-            if not told.error and not told.may_pass:
-                if (told.subtask, told.place) in met:
-                    return told
-                met.add((told.subtask, told.place))
+        for report in tuple(self._reports):
+            if report.error in _NO_SECOND_TRY or report.is_wrong_name:
+                return report
+            if not report.error and not report.may_pass:
+                if (report.subtask, report.place) in met:
+                    return report
+                met.add((report.subtask, report.place))
         return None
 
 
-def _without_rows(told: TaskFailed) -> TaskFailed:
+def _without_rows(report: TaskFailed) -> TaskFailed:
     """The report without values of rows: only the exception and its place remain."""
-    kind = told.error or told.cause.partition(":")[0]
+    kind = report.error or report.cause.partition(":")[0]
     cause = f"{kind} {NOT_SHOWN}"
-    of_rows = told.at is not None or told.error in (
+    of_rows = report.at is not None or report.error in (
         "",
         BadRecordError.__name__,
     )  # also an exception of ours, if the user's code raised it
     return msgspec.structs.replace(
-        told, cause=cause if of_rows else told.cause, key="", row="", notes=() if of_rows else told.notes
+        report,
+        cause=cause if of_rows else report.cause,
+        key="",
+        row="",
+        notes=() if of_rows else report.notes,
     )
 
 
-def as_error(told: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:
+def as_error(report: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:
     """The error of a task, as far as the driver relies on the report. Its notes help the user to find the cause."""
-    kind = getattr(errors, told.error, UserCodeError)
+    kind = getattr(errors, report.error, UserCodeError)
     if kind is FencedError:
         kind = UnavailableError  # storage shows who owns the job, at the latest at the next claim
-    if kind is CorruptStateError and not in_checkpoint(told.file):
+    if kind is CorruptStateError and not in_checkpoint(report.file):
         kind = UnavailableError  # an executor is gone with files that it had not uploaded: go back to the checkpoint
-    text = f"{told.subtask}: {told.cause}"
-    if told.at is not None and kind is UserCodeError:
-        text += f" ({told.at.short})"
-    error: PenstockError = kind(text, **_facts(told))
-    for note in _notes(told):
+    text = f"{report.subtask}: {report.cause}"
+    if report.at is not None and kind is UserCodeError:
+        text += f" ({report.at.short})"
+    error: PenstockError = kind(text, **_facts(report))
+    for note in _notes(report):
         error.add_note(note)
     return error
 
 
-def _facts(told: TaskFailed) -> dict[str, object]:
+def _facts(report: TaskFailed) -> dict[str, object]:
     facts = {
-        "operator": told.subtask.uid,
-        "subtask": told.subtask.index,
-        "batch": told.batch,
-        "key": told.key or None,
-        "row": told.row or None,
-        "is_wrong_name": told.is_wrong_name,
+        "operator": report.subtask.uid,
+        "subtask": report.subtask.index,
+        "batch": report.batch,
+        "key": report.key or None,
+        "row": report.row or None,
+        "is_wrong_name": report.is_wrong_name,
     }
-    if told.at is not None:
-        facts |= {"file": told.at.file, "line": told.at.line}
+    if report.at is not None:
+        facts |= {"file": report.at.file, "line": report.at.line}
     return facts
 
 
-def _notes(told: TaskFailed) -> list[str]:
-    said = (
-        (AT, "" if told.at is None else str(told.at)),
-        ("  key: ", told.key),
-        ("  row: ", told.row),
-        ("  ", told.names),
+def _notes(report: TaskFailed) -> list[str]:
+    facts = (
+        (AT, "" if report.at is None else str(report.at)),
+        ("  key: ", report.key),
+        ("  row: ", report.row),
+        ("  ", report.names),
     )
-    return [*(f"{what}{value}" for what, value in said if value), *(f"  {note}" for note in told.notes)]
+    return [*(f"{what}{value}" for what, value in facts if value), *(f"  {note}" for note in report.notes)]
 
 
 def tolerates(error: Exception) -> bool:
@@ -196,14 +205,14 @@ class RepeatedTask:
 
 
 def repeated_tasks(
-    batch: int, told: Sequence[TaskFailed], answers: Sequence[Answer]
+    batch: int, reports: Sequence[TaskFailed], answers: Sequence[Answer]
 ) -> tuple[RepeatedTask, ...]:
     """The repeated tasks of a batch, by operator or sink. `answers` come from the attempts that Spark kept.
 
     Several operators and sinks may share one Spark task, and are repeated together: if one has reported why, the others add nothing.
     """
     failed: defaultdict[str, list[TaskFailed]] = defaultdict(list)
-    for one in told:
+    for one in reports:
         failed[one.subtask.uid].append(one)
     if failed:
         return tuple(_explained(batch, uid, ones) for uid, ones in failed.items())
@@ -239,15 +248,15 @@ class RepeatReporter:
 
     tell: Callable[[RepeatedTask], None]
     clock: Clock
-    _told_s: dict[str, float] = field(default_factory=dict)
+    _reported_s: dict[str, float] = field(default_factory=dict)
     _left_out: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def take(self, found: Sequence[RepeatedTask]) -> None:
         """Take the repeated tasks of one batch."""
         now_s = self.clock.monotonic()
         for one in found:
-            if now_s - self._told_s.get(one.uid, -REPORT_EVERY_S) < REPORT_EVERY_S:
+            if now_s - self._reported_s.get(one.uid, -REPORT_EVERY_S) < REPORT_EVERY_S:
                 self._left_out[one.uid] += 1
                 continue
-            self._told_s[one.uid] = now_s
+            self._reported_s[one.uid] = now_s
             self.tell(replace(one, batches_before=self._left_out.pop(one.uid, 0)))

@@ -33,7 +33,7 @@ from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Measure
 
 Newest = Mapping[str, Mapping[str, int]]
 """The newest event time among the rows of a batch, by source and partition. Partitions without rows that have a time are missing."""
-NOBODY: Mapping[str, int] = MappingProxyType({})
+NOTHING_WAITS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Watermarks:
         *,
         reads: Collection[str] = (),
         looked_us: int | None = None,
-        waiting: Mapping[str, int] = NOBODY,
+        waiting: Mapping[str, int] = NOTHING_WAITS,
     ) -> dict[str, OperatorClock]:
         """Advance time to the rows of earlier batches.
 
@@ -247,7 +247,7 @@ class Watermarks:
         return bool(self._to_go_on_from)
 
     def if_nothing_is_read(
-        self, looked_us: int | None, waiting: Mapping[str, int] = NOBODY
+        self, looked_us: int | None, waiting: Mapping[str, int] = NOTHING_WAITS
     ) -> dict[str, int]:
         """The watermarks of the operators in a batch that begins now and reads nothing; see `begin`."""
         return self._ahead(self._looked(looked_us), frozenset(), waiting)[0]
@@ -406,8 +406,8 @@ def refuse_pending_timers(handles: Iterable[StateHandle]) -> None:
     """Raise `UserCodeError` if a timer waits in event time, which has ended: it would never fire."""
     for uid, first_us in waiting_in_event_time(handles).items():
         raise UserCodeError(
-            f"operator {uid}: event time has come to its end, and it still waits for {_moment(first_us)}: its code sets a timer again "
-            "and again. With drain=True a timer that is set when another one fires must be the last some day",
+            f"operator {uid}: event time has ended, and a timer for {_moment(first_us)} is still pending: its code sets a new timer each "
+            "time one fires. With drain=True such a chain of timers must end",
             operator=uid,
         )
 

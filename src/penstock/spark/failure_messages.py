@@ -35,6 +35,8 @@ from penstock.snapshot.messages import TaskFailed
 from penstock.status.live import Progress
 from penstock.wording import NOT_SHOWN, counted, duration
 
+_log = logging.getLogger(__name__)
+
 _DATA_LOSS = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more;"
     r".*?Reason:\s*(.+?)(?:\s*SQLSTATE|\n|$)",
@@ -172,12 +174,12 @@ def _not_imported(error: BaseException) -> ConfigError | None:
     )
 
 
-def cause_of(error: BaseException, told: TaskFailed | None) -> str:
-    """A text that is equal when the same failure comes again; '' for transient failures. `told` is the report of the failed task."""
+def cause_of(error: BaseException, report: TaskFailed | None) -> str:
+    """A text that is equal when the same failure comes again; '' for transient failures. `report` is the report of the failed task."""
     if isinstance(error, PenstockError):
         return ""
-    if told is not None:
-        return "" if told.error or told.may_pass else f"{told.subtask.uid}: {told.place}"
+    if report is not None:
+        return "" if report.error or report.may_pass else f"{report.subtask.uid}: {report.place}"
     if isinstance(error, CapturedException):
         return _cause_in_spark(error)
     return "" if isinstance(error, Py4JError) or may_pass(error) else place_of(error)
@@ -193,10 +195,7 @@ def _cause_in_spark(error: CapturedException) -> str:
     return f"{error.getCondition()} ({state})"
 
 
-_log = logging.getLogger(__name__)
-
-
-def explained(error: BaseException, engine: Run, graph: Graph, *, shows_rows: bool) -> BaseException:
+def explained(error: BaseException, run: Run, graph: Graph, *, shows_rows: bool) -> BaseException:
     """Choose the error to report for a failed run: of a source Spark's, shortened; else the task's own; else Spark's, shortened.
 
     `shows_rows`: whether Spark's message, which may contain values of rows, is shown.
@@ -207,19 +206,19 @@ def explained(error: BaseException, engine: Run, graph: Graph, *, shows_rows: bo
     if lost is not None:
         lost.__cause__ = error if shows_rows else None
         return lost
-    told = engine.explained(error)
-    if told is not None:
-        graph.say_where(told, engine.told.subtask.uid if engine.told else "")
-        return told
+    report = run.explained(error)
+    if report is not None:
+        graph.say_where(report, run.task_failure.subtask.uid if run.task_failure else "")
+        return report
     return in_brief(error, shows_rows=shows_rows)
 
 
-def ownership_failure(failure: BaseException, engine: Run, job: str) -> BaseException:
+def ownership_failure(failure: BaseException, run: Run, job: str) -> BaseException:
     """A fenced run, or one without its storage, fails in many ways, because its files are gone. Report why they are gone instead."""
     if isinstance(failure, FencedError | StorageAwayError):
         return failure
     try:
-        engine.check_claim()
+        run.check_claim()
     except (FencedError, StorageAwayError) as error:
         error.__cause__ = failure
         return error
@@ -272,7 +271,7 @@ def failed_for_good(job: str, error: Exception, why: str, **facts: object) -> Jo
 def repeated_failure(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
     """The final error of a job that failed at the same place again and again."""
     why = (
-        f"It came {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
+        f"It failed {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
         "restart strategy with `attempts` tries as often as it says.)"
     )
     return failed_for_good(job, error, why, failures=len(met), batch=met[-1].batch)
@@ -284,7 +283,7 @@ def add_next_step(error: BaseException, progress: Progress) -> None:
         return
     start = f"from checkpoint {progress.checkpoint}" if progress.checkpoint >= 0 else "from the beginning"
     error.add_note(
-        f"  The job has failed{_in_batch(error)}, and nothing is lost: mend the cause and start again, it goes on {start}."
+        f"  The job has failed{_in_batch(error)}, and nothing is lost: fix the cause and start again; it continues {start}."
     )
 
 

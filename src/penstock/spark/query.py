@@ -98,7 +98,7 @@ class QueryRun:
         self._batch_of: dict[int, int] = {}
         """Our number of a batch by Spark's number, for batches on which Spark has not reported yet."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)
-        self._engine = Run(
+        self._run = Run(
             spec,
             start,
             self._loop.coordinator,
@@ -147,7 +147,7 @@ class QueryRun:
     def has_nothing_left(self) -> bool:
         """Whether it rests, and everything before is committed."""
         committed = self._loop.coordinator.newest_committed
-        done = CheckpointId(self._engine.next_batch - 1)
+        done = CheckpointId(self._run.next_batch - 1)
         return self.rests() and committed is not None and committed.id >= done
 
     # ── running ────────────────────────────────────────────────────────────────────────────────
@@ -161,8 +161,8 @@ class QueryRun:
             if self._failure is None:
                 self._run_query()
             if self._failure is None and not self._cancelled:
-                self._loop.drain(self._engine.look_after, lambda: self._cancelled)
-                self._engine.check_claim()
+                self._loop.drain(self._run.look_after, lambda: self._cancelled)
+                self._run.check_claim()
                 if self._actions is not None and not self._cancelled and self._stopping.is_set():
                     self._actions.settled()
         except Exception as error:  # noqa: BLE001 - raised below, when everything is closed
@@ -172,14 +172,14 @@ class QueryRun:
             raise
         finally:
             self._mailbox.close()  # first, because pending messages may name files that the coordinator has to discard
-            self._engine.close()
+            self._run.close()
             self._loop.stop(lambda: self._cancelled)
             forget_working_files(self._spec, self._start)
         if self._failure is not None:
-            raise ownership_failure(self._failure, self._engine, self._spec.name)
+            raise ownership_failure(self._failure, self._run, self._spec.name)
 
     def _run_query(self) -> None:
-        looked_us = self._engine.time_us  # everything that has arrived by now is read
+        looked_us = self._run.time_us  # everything that has arrived by now is read
         self._query = query = self._start_query()
         try:
             self._watch(query)
@@ -206,8 +206,8 @@ class QueryRun:
 
     def _deliver(self, message: Message) -> None:
         """Take a message. A failing task waits until this returns, so Spark cancels a hopeless batch before it sees the task fail."""
-        self._engine.deliver(message)
-        if isinstance(message, TaskFailed) and self._engine.is_hopeless and not self._given_up:
+        self._run.deliver(message)
+        if isinstance(message, TaskFailed) and self._run.is_hopeless and not self._given_up:
             self._given_up = True
             try:
                 self.interrupt()
@@ -236,7 +236,7 @@ class QueryRun:
 
     def _watch(self, query: StreamingQuery) -> None:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
-            self._engine.look_after()
+            self._run.look_after()
             self._count_input(query)
             self._see_whether_it_is_up(query)
             self._tick_if_due()
@@ -267,13 +267,13 @@ class QueryRun:
         """Count the rows that Spark reports. Returns whether all completed batches are counted, or a failure makes counting pointless."""
         if self._failure is None and not self._input_rows.knows(self._read):
             for account in self._input_rows.read(query):
-                batch = self._batch_of.pop(account.read, self._engine.next_batch)
+                batch = self._batch_of.pop(account.read, self._run.next_batch)
                 self._observer.rows_read(batch, account.sources, account.took)
         return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = explained(error, self._engine, self._job.graph, shows_rows=self._spec.shows_rows)
+            self._failure = explained(error, self._run, self._job.graph, shows_rows=self._spec.shows_rows)
 
     # ── batches that read nothing ──────────────────────────────────────────────────────────────
 
@@ -284,21 +284,21 @@ class QueryRun:
         try:
             looked_us = self._looked_us()
             nothing_comes = looked_us is not None or self._rests_between_triggers()
-            if nothing_comes and self._may_begin and self._engine.is_due(looked_us=looked_us):
-                self._run_empty(partial(self._engine.begin_tick, looked_us=looked_us))
+            if nothing_comes and self._may_begin and self._run.is_due(looked_us=looked_us):
+                self._run_empty(partial(self._run.begin_tick, looked_us=looked_us))
         finally:
             self._batch_lock.release()
 
     def _looked_us(self) -> int | None:
         """When Spark looked and found nothing. Without event time this is asked only if something is due: it calls into Java."""
-        if self._spec.event_times or self._engine.is_due():
-            return self._silence.looked_us(self._query, self._engine.time_us)
+        if self._spec.event_times or self._run.is_due():
+            return self._silence.looked_us(self._query, self._run.time_us)
         return None
 
     def _rests_between_triggers(self) -> bool:
         """Whether Spark waits for its next trigger, and begins no batch before, even if there are rows."""
         query, quiet_s = self._query, SYSTEM_CLOCK.monotonic() - self._ended_s
-        if query is None or not self._job.trigger_s or quiet_s < TICK_PAUSE_S or not self._engine.is_due():
+        if query is None or not self._job.trigger_s or quiet_s < TICK_PAUSE_S or not self._run.is_due():
             return False
         return waits(query.status)
 
@@ -307,48 +307,48 @@ class QueryRun:
         return (
             not self._closed
             and self._failure is None
-            and self._engine.waiting_commits < run.MOST_WAITING_COMMITS
+            and self._run.waiting_commits < run.MOST_WAITING_COMMITS
         )
 
     def _run_empty(self, begin: Callable[[Address], BatchUnderWay]) -> None:
         """Run a batch without input; the caller holds the batch lock. A failure is kept and ends the run, as in a batch of Spark's."""
         session = self._compiled.session
         with suppress(BatchFailedError), in_group(session.sparkContext, self._name, "what is due in time"):
-            self._run_batch(self._empty.frame, begin, self._engine.next_batch)
+            self._run_batch(self._empty.frame, begin, self._run.next_batch)
 
     def _go_on_after_the_end_of_time(self) -> None:
         """Finish a drain that an earlier run began: remove the state that expired at the end of event time."""
         with self._batch_lock:
-            if self._engine.time_is_over:
-                self._run_empty(self._engine.begin_anew)
+            if self._run.time_is_over:
+                self._run_empty(self._run.begin_anew)
 
     def _come_to_the_end_of_time(self, looked_us: int) -> None:
         """All input is read: do what is due by now, and with `drain` everything that waits in event time."""
         if not self._available_now:
             return
         if self._goes_on and not self._stopping.is_set():
-            self._engine.read_to_the_end(looked_us)
+            self._run.read_to_the_end(looked_us)
         self._do_what_is_due(lambda: self._goes_on and not self._stopping.is_set())
         if self._drain and not self._stopping.is_set():
             self._end_time()
 
     def _do_what_is_due(self, goes_on: Callable[[], bool]) -> None:
-        until_us = self._engine.time_us
-        while goes_on() and self._engine.is_due(until_us):
+        until_us = self._run.time_us
+        while goes_on() and self._run.is_due(until_us):
             with self._batch_lock:
-                self._run_empty(self._engine.begin_tick)
+                self._run_empty(self._run.begin_tick)
 
     def _end_time(self) -> None:
         """Nothing more is read: close all windows and fire all event-time timers."""
-        if self._goes_on and self._engine.ends_with_event_time:
+        if self._goes_on and self._run.ends_with_event_time:
             with self._batch_lock:
-                self._run_empty(self._engine.begin_end_of_time)
+                self._run_empty(self._run.begin_end_of_time)
                 if self._failure is None:
-                    self._engine.check_nothing_waits()
-                    self._run_empty(self._engine.begin_anew)
+                    self._run.check_nothing_waits()
+                    self._run_empty(self._run.begin_anew)
 
     def _drain_behind_the_stop(self, actions: JobActions) -> None:
-        """Drain after a stop, when Spark reads nothing more. A batch that was cut off fails and releases the lock: then there is no drain."""
+        """Drain after a stop, when Spark reads nothing more. If a batch was cut off, it fails, and there is no drain."""
         if self._batch_lock.acquire(timeout=BATCH_GRACE_S):
             self._batch_lock.release()
             self._do_what_is_due(lambda: self._goes_on)
@@ -363,15 +363,15 @@ class QueryRun:
 
     def _on_batch(self, frame: DataFrame, number: int) -> None:
         of_job(self._spec.name)  # in a thread of Spark's
-        planned_us = self._engine.time_us
+        planned_us = self._run.time_us
         self._wait_for_commits()
         with self._batch_lock:
             if self._closed or self._failure is not None:
                 return  # Spark notes the batch as done in the log of this run, which no later run reads
             self._silence.broken()
             read = CheckpointId(number)
-            self._batch_of[read] = self._engine.next_batch
-            self._run_batch(frame, partial(self._engine.begin_batch, read, planned_us=planned_us), read)
+            self._batch_of[read] = self._run.next_batch
+            self._run_batch(frame, partial(self._run.begin_batch, read, planned_us=planned_us), read)
             self._read = read
 
     def _run_batch(
@@ -381,17 +381,17 @@ class QueryRun:
 
         `place` is the same when the same rows are read again: it is Spark's number, which does not count ticks.
         """
-        number = self._engine.next_batch
+        number = self._run.next_batch
         try:
             batch = begin(self._mailbox.address)
             newest = NewestTimes.of(self._spec, batch)
             answers = self._perform(frame, batch.assignment, newest)
-            if self._engine.is_hopeless:  # the batch was about to be cancelled, and Spark finished first
+            if self._run.is_hopeless:  # the batch was about to be cancelled, and Spark finished first
                 raise BatchFailedError(number)  # noqa: TRY301 - as if Spark had raised it
-            self._engine.end_batch(batch, answers, newest.found)
+            self._run.end_batch(batch, answers, newest.found)
         except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark gets a short error
             if self._failure is None:
-                self.met = Failure(place, cause_of(error, self._engine.told))
+                self.met = Failure(place, cause_of(error, self._run.task_failure))
             self._fail(error)
             _log.debug(
                 "batch %d of job %s failed",
@@ -405,7 +405,7 @@ class QueryRun:
 
     def _wait_for_commits(self) -> None:
         told = False
-        while (waiting := self._engine.waiting_commits) >= run.MOST_WAITING_COMMITS:
+        while (waiting := self._run.waiting_commits) >= run.MOST_WAITING_COMMITS:
             if self._closed or self._failure is not None or self._stopping.is_set():
                 self._closed = True  # Spark considers this batch done: none may follow it
                 return
