@@ -271,8 +271,8 @@ def failed_for_good(job: str, error: Exception, why: str, **facts: object) -> Jo
 def repeated_failure(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
     """The final error of a job that failed at the same place again and again."""
     why = (
-        f"It failed {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
-        "restart strategy with `attempts` tries as often as it says.)"
+        f"It failed {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: the cause is in the code or in the "
+        "data. (A restart strategy with `attempts` tries as often as it says.)"
     )
     return failed_for_good(job, error, why, failures=len(met), batch=met[-1].batch)
 

@@ -159,7 +159,7 @@ def _java_deaf_to_signals(job: Job, numbers: Collection[int]) -> Iterator[None]:
                 java.Signal.handle(one, handler)
 
 
-class _Telling:
+class _SupervisorReports:
     """Reports to the supervisor when the job has started to process."""
 
     def __init__(self, watching: Supervisor | None) -> None:
@@ -178,16 +178,16 @@ class _Telling:
 def _until_ended(
     handle: JobHandle, signals: _Signals, display: JobDisplay, watching: Supervisor | None
 ) -> None:
-    told, quiet_at, telling = False, 0.0, _Telling(watching)
-    telling.look(handle.progress)
+    stopping, quiet_at, reports = False, 0.0, _SupervisorReports(watching)
+    reports.look(handle.progress)
     while not handle.wait(POLL_S):
-        if signals.noted and not told:
-            told = True
+        if signals.noted and not stopping:
+            stopping = True
             _log.warning(STOPPING)
             handle.stop(wait=False)
-        if telling.look(handle.progress):
+        if reports.look(handle.progress):
             quiet_at = SYSTEM_CLOCK.monotonic() + QUIET_S
         if quiet_at and SYSTEM_CLOCK.monotonic() > quiet_at:
             quiet_at = 0.0
             make_if_missing()
-        display.watch(handle, stopping=told)
+        display.watch(handle, stopping=stopping)
