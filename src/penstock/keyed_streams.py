@@ -23,7 +23,7 @@ from penstock.streams import Stream, added, check_same_job
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 _Code = TypeVar("_Code", bound=OwnCode)
 """The kind of own code that a stream takes."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         KeyedStream,
         WindowedStream,
     )
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 
 class Stream:

@@ -15,8 +15,8 @@ from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.keyed import Context
 from penstock.operators.time_column import TimeColumn
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
-from penstock.state.types import arrow_schema
 
 LEFT = arrow_schema("l long, key string, l_at timestamp")
 

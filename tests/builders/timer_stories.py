@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from builders.operator_cluster import Operator, OperatorCluster
 from penstock.operators.timers import CLOCK, EVENT_TIME, KINDS
+from penstock.state.ddl import arrow_schema
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 ROWS = arrow_schema("k string, steps string")
 OUTPUT = arrow_schema("k string, what string")

@@ -29,8 +29,8 @@ from penstock.recovery.history import read_history
 from penstock.recovery.restore import restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
-from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef
+from penstock.state.local_files import fingerprint
 from penstock.storage import LocalStorage, Storage
 
 JOB = "chaos"

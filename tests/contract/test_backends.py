@@ -36,25 +36,24 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.state_plan import redistribute
-from penstock.snapshot.mailbox import Address
+from penstock.snapshot.mailbox import Address, MergeDone
 from penstock.snapshot.merger import Merge, perform
-from penstock.snapshot.messages import MergeDone
+from penstock.state import local_files
 from penstock.state.backends import (
     FilesystemBackend,
     MemoryBackend,
     RocksdbBackend,
     backend_named,
-    checksums,
     fetch,
-    filesystem,
-    sorted_table,
+    file_backends,
+    sorted_state,
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
-from penstock.state.backends.checksums import HashedFiles, fingerprint
+from penstock.state.ddl import arrow_schema
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.lifetimes import Moment
+from penstock.state.local_files import HashedFiles, fingerprint
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.virtual import VirtualClock
 from services.tiers import share
@@ -286,7 +285,7 @@ def compare_with_a_dictionary(name: str, pool_name: str, data: st.DataObject) ->
     place = RAM_DISK if RAM_DISK.is_dir() else None
     with tempfile.TemporaryDirectory(dir=place) as root, pytest.MonkeyPatch.context() as patch:
         # With levels this small, merges often leave an older file alone.
-        patch.setattr(filesystem, "SMALLEST_LEVEL_BYTES", 1)
+        patch.setattr(file_backends, "SMALLEST_LEVEL_BYTES", 1)
         cluster = Cluster(backend_named(name), Path(root), pool_name)
         truth: Truth = {}
         positions = st.integers(0, len(cluster.pool) - 1)
@@ -860,7 +859,7 @@ def test_a_file_is_hashed_once_in_a_process(on_disk: Cluster, monkeypatch: pytes
         hashed.append(path)
         return fingerprint(path)
 
-    monkeypatch.setattr(checksums, "fingerprint", counted)
+    monkeypatch.setattr(local_files, "fingerprint", counted)
     on_disk.batch({p: (p, ["x"]) for p in range(20)})
     on_disk.batch({1: (1, None)})
     new = len(hashed)
@@ -919,7 +918,7 @@ def test_a_working_folder_that_vanishes_is_no_damage(on_disk: Cluster) -> None:
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of several record batches reads like a file of one."""
-    monkeypatch.setattr(sorted_table, "BATCH_BYTES", 100)
+    monkeypatch.setattr(sorted_state, "BATCH_BYTES", 100)
     truth: Truth = {p: (p, ["x" * p]) for p in range(20)}
     files.batch(dict(truth), steps=7)
     assert files.handles[0] is not None

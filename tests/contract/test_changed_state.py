@@ -38,12 +38,12 @@ from penstock.state.backends.base import (
     with_stamps,
 )
 from penstock.state.backends.sorted_file import numbered_schema
-from penstock.state.conversions import conversion
+from penstock.state.ddl import arrow_schema, arrow_type
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, owners
 from penstock.state.lifetimes import LONG_AGO_US, Lifetime, StateTime
+from penstock.state.rewriting import conversion
 from penstock.state.subtask_rows import SUBTASK
-from penstock.state.types import arrow_schema, arrow_type
 from penstock.storage import LocalStorage
 from services.tiers import share
 

@@ -19,10 +19,9 @@ from test_sink_crashes import CRASHES, with_reader
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, DeltaLake
-from penstock.sinks.delta import sink as sink_module
-from penstock.sinks.delta.sink import app_id, partition_values
-from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks import delta_lake as sink_module
+from penstock.sinks.delta_lake import app_id, partition_values
+from penstock.sinks.staging import CommitLog, StagedTransaction
 from penstock.testing.sink_contract import JOB, SINK, SinkContract
 from services.patience import PATIENCE_S
 

@@ -25,10 +25,10 @@ from penstock.state.backends.base import (
     Workplace,
     with_stamps,
 )
+from penstock.state.ddl import arrow_schema
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, Moment, StateTime
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from services.tiers import share
 

@@ -27,8 +27,8 @@ from penstock.errors import (
     ConfigError,
 )
 from penstock.sinks import Files, SQLite, TransactionContext, WriteAheadLog
-from penstock.sinks.files.staged_files import MAX_OPEN_FILES
-from penstock.sinks.staged.staging import folders_up_to
+from penstock.sinks.staged_files import MAX_OPEN_FILES
+from penstock.sinks.staging import folders_up_to
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 MOMENT = dt.datetime(2026, 11, 2, 12, 30, 0, 5)  # noqa: DTZ001 - a column may have no zone

@@ -16,7 +16,7 @@ from kafka_target import KafkaTarget
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.sinks import Kafka
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.staging import StagedTransaction
 from penstock.testing.sink_contract import JOB, SINK
 from services.kafka_broker import KafkaBroker
 

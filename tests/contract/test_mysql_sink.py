@@ -13,8 +13,7 @@ from sql_targets import STAGED, MySQLPrepared, MySQLStaged, MySQLUpsert, SqlTarg
 
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
 from penstock.sinks import MariaDB
-from penstock.sinks.sql.mysql.errors import REFUSED_ROWS
-from penstock.sinks.sql.mysql.server import MySQLServer, MySQLSession
+from penstock.sinks.sql.mysql_server import REFUSED_ROWS, MySQLServer, MySQLSession
 
 suite = each_of([MySQLPrepared, MySQLStaged, MySQLUpsert])
 target = each_of([MySQLPrepared])
@@ -160,7 +159,7 @@ def test_a_certificate_that_is_given_is_verified(monkeypatch: pytest.MonkeyPatch
         asked.update(settings)
         raise ConnectionError
 
-    monkeypatch.setattr("penstock.sinks.sql.mysql.server._connection_class", lambda: connect)
+    monkeypatch.setattr("penstock.sinks.sql.mysql_server._connection_class", lambda: connect)
     with pytest.raises(ConnectionError):
         MySQLServer("mysql://u@h/x?ssl_ca=/etc/ca.pem").connect()
     assert (asked["ssl_ca"], asked["ssl_verify_cert"]) == ("/etc/ca.pem", True)

@@ -17,9 +17,9 @@ from sql_values import POSTGRES_VALUES
 
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
 from penstock.sinks import Postgres
-from penstock.sinks.sql.postgres.binary import binary_rows
-from penstock.sinks.sql.postgres.server import PostgresServer, PostgresSession
-from penstock.sinks.sql.postgres.table import locked
+from penstock.sinks.sql.postgres_server import PostgresServer, PostgresSession
+from penstock.sinks.sql.postgres_table import locked
+from penstock.sinks.sql.postgres_values import binary_rows
 from penstock.testing.sink_contract import through_json
 from services.postgres_process import running
 

@@ -47,10 +47,10 @@ from penstock.savepoint.stored_rows import owning
 from penstock.savepoint.tables import read_table, table_folder, write_table
 from penstock.savepoint.views import stored_view, views_of
 from penstock.state.backends.base import VALUES, StateLayout, TableLayout
-from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.sorted_file import numbered_schema
+from penstock.state.ddl import arrow_schema
 from penstock.state.lifetimes import Lifetime, Measure
-from penstock.state.types import arrow_schema
+from penstock.state.local_files import fingerprint
 from penstock.storage import LocalStorage
 
 Penstock = Callable[..., tuple[int, str, str]]

@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.guarantee import SinkFacts, derive
 from penstock.sinks import Delivery, Redis, TransactionContext
-from penstock.sinks.by_key.redis import RedisWriter
+from penstock.sinks.redis import RedisWriter
 from penstock.testing.sink_contract import SinkContract
 from services.redis_process import PASSWORD, Server
 

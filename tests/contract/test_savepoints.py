@@ -44,11 +44,11 @@ from penstock.savepoint.restore import _may_adopt
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, owners
 from penstock.state.lifetimes import Lifetime
 from penstock.state.subtask_rows import SUBTASK
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
 from services.tiers import share

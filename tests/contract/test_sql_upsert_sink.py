@@ -18,7 +18,7 @@ from sql_targets import PostgresUpsert, fresh
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, SQLUpsert, TransactionContext
-from penstock.sinks.by_key.sql_upsert_statement import UpsertStatement
+from penstock.sinks.upsert_statement import UpsertStatement
 from penstock.testing.sink_contract import SinkContract
 from services.mariadb_process import PASSWORD as MARIADB_PASSWORD
 

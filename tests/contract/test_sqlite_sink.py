@@ -26,7 +26,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.sinks import SQLite, TransactionContext
-from penstock.sinks.sqlite.table import first_refused
+from penstock.sinks.sqlite_table import first_refused
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 MOMENT = dt.datetime(2026, 11, 2, 12, 30, 0, 5)  # noqa: DTZ001 - a column may have no zone

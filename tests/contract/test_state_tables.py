@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.state_plan import redistribute
-from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, merge
+from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, sorted_rows
 from penstock.state.backends.base import (
     OpenState,
     StateBackend,
@@ -28,11 +28,10 @@ from penstock.state.backends.base import (
     TableLayout,
     Workplace,
 )
-from penstock.state.keys import GROUP_SHIFT, KeyBatch, owner
+from penstock.state.ddl import arrow_schema
+from penstock.state.keys import GROUP_SHIFT, KeyBatch, order_numbers, owner
 from penstock.state.lifetimes import Moment
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
-from penstock.state.order_numbers import order_numbers
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from services.tiers import share
 
@@ -268,7 +267,7 @@ steps = st.lists(batches | st.sampled_from([1, 2, 3, 5]), max_size=8)
 def test_tables_equal_dictionaries(backend: str, steps: list[Any], piece_bytes: int) -> None:
     """Whatever is written, forgotten, merged and rescaled: every way to ask finds what a dictionary would."""
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "PIECE_BYTES", piece_bytes)
+        patch.setattr(sorted_rows, "PIECE_BYTES", piece_bytes)
         job = Job(BACKENDS[backend](), Path(folder))
         for step in steps:
             if isinstance(step, int):
@@ -321,7 +320,7 @@ def test_one_file_a_batch_however_many_tables(tmp_path: Path) -> None:
 
 def test_a_large_key_is_scanned_in_parts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of one key come in parts that do not grow with it."""
-    monkeypatch.setattr(merge, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(sorted_rows, "PIECE_BYTES", 1 << 14)
     job.batch({"recent": {("key0", n): "x" * 10 for n in range(20_000)}})
     job.batch({"recent": {("key0", n): "y" * 10 for n in range(0, 20_000, 3)}})
     with job.open(0) as state:
@@ -333,7 +332,7 @@ def test_a_large_key_is_scanned_in_parts(job: Job, monkeypatch: pytest.MonkeyPat
 
 def test_a_row_is_found_in_whichever_record_batch_it_lies(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of many record batches: keys that share one, keys that go on in the next, and keys with the sort key of their neighbour."""
-    monkeypatch.setattr(merge, "PIECE_BYTES", 64)
+    monkeypatch.setattr(sorted_rows, "PIECE_BYTES", 64)
     for start in (0, 3):
         job.batch(
             {
@@ -348,7 +347,7 @@ def test_a_row_is_found_in_whichever_record_batch_it_lies(job: Job, monkeypatch:
 
 def test_the_greatest_and_the_least_number(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row behind which no number comes is found, fires, and does not keep a merge in small pieces from ending."""
-    monkeypatch.setattr(merge, "PIECE_BYTES", 1)
+    monkeypatch.setattr(sorted_rows, "PIECE_BYTES", 1)
     extremes = (2**63 - 1, -(2**63))
     for number in extremes:
         job.batch(

@@ -100,7 +100,7 @@ def test_every_public_method_is_documented(kind: type) -> None:
 
 def test_what_a_sink_is_told_is_documented() -> None:
     """The table has every field of `TransactionContext`, and no other."""
-    table = table_rows(TEXTS["docs/writing-a-sink.md"], "is given a `TransactionContext`")
+    table = table_rows(TEXTS["docs/writing-a-sink.md"], "receives a `TransactionContext`")
     assert list(table) == [*sinks.TransactionContext.__struct_fields__, "transaction_id"]
 
 

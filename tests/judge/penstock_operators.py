@@ -32,7 +32,7 @@ from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.timers import CLOCK as BY_CLOCK
 from penstock.operators.timers import EVENT_TIME, microseconds, moment
 from penstock.operators.window.kinds import WINDOW_START, CountWindows, SessionWindows, TimeWindows
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 
 BACKENDS = ["memory", "filesystem", "rocksdb"]
 RAM_DISK = Path("/dev/shm")

@@ -53,9 +53,9 @@ from penstock.savepoint import restore as savepoint_restore
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
-from penstock.state.backends.checksums import HashedFiles
 from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
+from penstock.state.local_files import HashedFiles
 from penstock.storage import Storage
 from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload, reader
 from penstock.testing.simulation.workload import SinkKind

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.sinks.by_key.redis import PREFIX
+from penstock.sinks.redis import PREFIX
 from services import summary
 from services.patience import tries
 

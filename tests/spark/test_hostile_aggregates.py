@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import penstock as ps
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 
 pytestmark = pytest.mark.spark
 

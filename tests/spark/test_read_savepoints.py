@@ -38,8 +38,8 @@ from penstock.spark import saved_state
 from penstock.spark.key_columns import sort_key
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.ddl import arrow_schema
 from penstock.state.keys import KeyBatch
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark

@@ -21,12 +21,12 @@ from builders.protocol_story import Story, only
 from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.snapshot.mailbox import Address, Mailbox
+from penstock.snapshot.mailbox import Address, Mailbox, MergeDone, MergeFailed, Message
 from penstock.snapshot.merger import Merge, Merger, perform
-from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Moment
@@ -38,7 +38,6 @@ from penstock.state.merge_orders import (
     MergeOrders,
     replaced,
 )
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from services.patience import PATIENCE_S

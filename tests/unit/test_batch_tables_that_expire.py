@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 SECOND_US = 1_000_000

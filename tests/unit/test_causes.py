@@ -11,7 +11,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from penstock.errors import ConfigError, UnavailableError, UserCodeError
 from penstock.ids import SubtaskId
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 from penstock.spark.failure_messages import cause_of, in_brief
 
 STACK = """An error occurred while calling o629.collectToPython.

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.sinks.staged import commit_log
-from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks import staging
+from penstock.sinks.staging import CommitLog, StagedTransaction
 
 
 def transaction(checkpoint: int) -> StagedTransaction:
@@ -37,7 +36,7 @@ def test_two_processes_write_to_files_of_their_own(tmp_path: Path, monkeypatch: 
     """Each reads what the other has written down, and none adds to a file of another."""
     log = CommitLog(tmp_path / "committed")
     log.append([transaction(5)])
-    monkeypatch.setattr(commit_log, "_WRITER", "ffffffff")
+    monkeypatch.setattr(staging, "_WRITER", "ffffffff")
     log.append([transaction(6)])
     assert len(list((tmp_path / "committed").iterdir())) == 2
     assert log.committed([transaction(5), transaction(6)]) == {transaction(5), transaction(6)}

@@ -15,7 +15,7 @@ import sys, threading
 import msgspec
 from penstock.checkpoint import metadata
 from penstock.snapshot import mailbox
-from penstock.snapshot.messages import UploadDone
+from penstock.snapshot.mailbox import UploadDone
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle
 

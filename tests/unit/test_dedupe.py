@@ -25,7 +25,7 @@ from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Timed
 from penstock.operators.times_of_rows import judged_by_time
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

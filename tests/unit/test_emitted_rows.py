@@ -16,7 +16,7 @@ from pyspark.sql import Row as SparkRow
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from builders.task_cluster import TaskCluster
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 
 
 class Reused(ps.KeyedProcess):

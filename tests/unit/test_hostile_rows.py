@@ -46,10 +46,10 @@ from penstock.run.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.subtasks import LocalExecutor, with_wake_row
 

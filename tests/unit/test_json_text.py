@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import BadRecordError
 from penstock.sinks.json_text import json_lines, json_texts
-from penstock.state.types import arrow_type
+from penstock.state.ddl import arrow_type
 
 NESTED = "struct<m:map<string,array<map<long,string>>>,n:long>"
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from penstock.sinks.kafka.clients import ClientLog
+from penstock.sinks.kafka.cluster import ClientLog
 from penstock.testing.virtual import VirtualClock
 
 REFUSED = "[thrd:127.0.0.1:1/bootstrap]: 127.0.0.1:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.operators.process.co import in_one_table
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

@@ -12,7 +12,8 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.time_to_live import TimeToLive
 from penstock.recovery.state_plan import TtlChanges
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
-from penstock.state.backends.filesystem import choose_merge
+from penstock.state.backends.file_backends import choose_merge
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import (
     FAR_AWAY_US,
@@ -26,7 +27,6 @@ from penstock.state.lifetimes import (
     StateTime,
     fading,
 )
-from penstock.state.types import arrow_schema
 
 KB, MB = 1024, 1024 * 1024
 

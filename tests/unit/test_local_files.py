@@ -15,12 +15,12 @@ import pytest
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import SubtaskId
 from penstock.state.backends.base import Workplace
-from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.fetch import local_file
 from penstock.state.handle import FileRef
 from penstock.state.local_files import (
     begin_run,
     earlier_runs,
+    fingerprint,
     forget_earlier_runs,
     forget_unnamed,
     job_dir,

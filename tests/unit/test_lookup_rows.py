@@ -19,7 +19,7 @@ from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.keyed import Context
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

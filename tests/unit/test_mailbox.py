@@ -13,8 +13,7 @@ import pytest
 
 from penstock.ids import SubtaskId
 from penstock.snapshot import mailbox as module
-from penstock.snapshot.mailbox import Address, Mailbox, places, send, tell
-from penstock.snapshot.messages import Message, UploadFailed
+from penstock.snapshot.mailbox import Address, Mailbox, Message, UploadFailed, places, send, tell
 from services.patience import PATIENCE_S
 
 MESSAGE = UploadFailed(1, SubtaskId("views", 0), 3, "the cause")

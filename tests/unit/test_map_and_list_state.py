@@ -20,7 +20,7 @@ from builders.operator_cluster import OperatorCluster
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators import table_cells
 from penstock.operators.states import state_layout
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.state_steps import LIST_STEPS, MAP_STEPS, Step, Steps, done
 from services.tiers import share
 

@@ -25,7 +25,7 @@ from penstock.errors import BadRecordError
 from penstock.operators import table_rows
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process import run_columns as run_module
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

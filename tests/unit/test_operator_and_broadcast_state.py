@@ -19,7 +19,7 @@ from penstock.config import OnBadRecord
 from penstock.operators.failed_call import failed_call
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process.unkeyed import run_unkeyed
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 NUMBERS = arrow_schema("op string, x long")

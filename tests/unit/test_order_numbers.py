@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.order_numbers import order_number, order_numbers
-from penstock.state.types import arrow_type
+from penstock.state.ddl import arrow_type
+from penstock.state.keys import order_number, order_numbers
 
 ORDERED: dict[str, list[Any]] = {
     "byte": [-128, -1, 0, 127],

@@ -9,7 +9,7 @@ from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.run.assignment import OperatorAnswer, SinkAnswer
 from penstock.run.task_failures import REPORT_EVERY_S, RepeatedTask, RepeatReporter, repeated_tasks
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 from penstock.status.events import TasksRepeated
 from penstock.testing.virtual import VirtualClock
 

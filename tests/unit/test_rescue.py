@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from penstock.ids import SubtaskId
-from penstock.snapshot.rescue import RETRY_AFTER_S, STUCK_AFTER_S, Rescue
-from penstock.state.backends.checksums import fingerprint
+from penstock.snapshot.transfer import RETRY_AFTER_S, STUCK_AFTER_S, Rescue
 from penstock.state.handle import FileRef, StateHandle
+from penstock.state.local_files import fingerprint
 from penstock.storage import LocalStorage
 
 

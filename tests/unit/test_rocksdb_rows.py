@@ -18,8 +18,8 @@ from penstock.errors import CorruptStateError
 from penstock.state.backends.base import VALUES as STATE_VALUES
 from penstock.state.backends.base import StateLayout
 from penstock.state.backends.rocksdb_rows import RowCodec
+from penstock.state.ddl import arrow_schema, arrow_type
 from penstock.state.keys import KeyBatch
-from penstock.state.types import arrow_schema, arrow_type
 
 MOMENT = dt.datetime(2026, 2, 3, 4, 5, 6, 789, dt.UTC)
 NAIVE = MOMENT.replace(tzinfo=None)
@@ -85,7 +85,7 @@ def test_every_type_comes_back(kind: str) -> None:
 
 def test_every_type_of_the_language_is_tried() -> None:
     """No type can be declared that the table above lacks."""
-    from penstock.state.types import ALLOWED_TYPES
+    from penstock.state.ddl import ALLOWED_TYPES
 
     tried = {arrow_type(kind) for kind in VALUES}
     flat = [name for name in ALLOWED_TYPES if "<" not in name and "(" not in name]

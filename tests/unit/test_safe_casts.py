@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import DataType, NullType
 
 from penstock.spark.savepoint_rows import loses_nothing, spark_type
-from penstock.state.types import arrow_type
+from penstock.state.ddl import arrow_type
 
 SAFE = [
     ("int", "long"),

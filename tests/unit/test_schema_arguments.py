@@ -12,8 +12,7 @@ from pyspark.sql import types as T
 from penstock import KeyedProcess, ValueState
 from penstock.errors import ConfigError
 from penstock.sources import PartitionedLog
-from penstock.state.declared import schema_ddl, type_ddl
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema, schema_ddl, type_ddl
 
 VIEWS = pa.schema([("app", pa.string()), ("n", pa.int64())])
 

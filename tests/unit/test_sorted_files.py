@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.state.backends.base import VALUES, StateLayout
-from penstock.state.backends.equality import rows_equal
-from penstock.state.backends.filesystem import INLINE_FILES, MAX_FILES, choose_inline, choose_merge
-from penstock.state.backends.lookup import lookup
-from penstock.state.backends.merge import Ownership, merge_tables
+from penstock.state.backends.file_backends import INLINE_FILES, MAX_FILES, choose_inline, choose_merge
 from penstock.state.backends.sorted_file import (
     FileHeader,
     TableHeader,
@@ -26,10 +23,11 @@ from penstock.state.backends.sorted_file import (
     load_sorted_file,
     write_sorted_file,
 )
-from penstock.state.backends.sorted_rows import SortedBatch, SortedTable
+from penstock.state.backends.sorted_lookup import lookup
+from penstock.state.backends.sorted_rows import Ownership, SortedBatch, SortedTable, merge_tables
+from penstock.state.ddl import arrow_schema, arrow_type
 from penstock.state.handle import FileRef
-from penstock.state.keys import GROUP_SHIFT, KeyBatch
-from penstock.state.types import arrow_schema, arrow_type
+from penstock.state.keys import GROUP_SHIFT, KeyBatch, rows_equal
 
 LAYOUT = StateLayout(arrow_schema("k string"), arrow_schema("n long"))
 HEADER = FileHeader(

@@ -28,7 +28,7 @@ import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.operators.failed_call import failed_call
 from penstock.operators.states import column_states, declared_state, value_schema
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("seen", pa.string())])

@@ -24,7 +24,7 @@ from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.run.sink_writer import SinkWriter
 from penstock.run.task_failures import FailureReports, as_error, report_failure
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 
 
 def told(error: str, batch: int = 7, file: str = "", **more: Any) -> TaskFailed:

@@ -20,8 +20,8 @@ import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import ConfigError
 from penstock.operators import table_cells
-from penstock.state.backends import merge, rocksdb
-from penstock.state.types import arrow_schema
+from penstock.state.backends import rocksdb, sorted_rows
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
@@ -493,7 +493,7 @@ def test_state_that_expires_equals_its_model(backend: str, seed: int, few: int) 
     """Random steps, with time that passes to the moment and beyond, failed calls, merges, crashes, rescales and other times to live."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_cells.TableCell, "few_rows", few)
-        patch.setattr(merge, "PIECE_BYTES", 100)
+        patch.setattr(sorted_rows, "PIECE_BYTES", 100)
         told = Story(Path(folder), backend, random_ttls(random.Random(seed)))
         for what, how in random_story(seed):
             told.happens(what, how)

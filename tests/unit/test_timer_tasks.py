@@ -20,9 +20,9 @@ from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators import column_timers, timer_cell
 from penstock.operators.failed_call import failed_call
 from penstock.operators.timers import microseconds, moment
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 ROWS = arrow_schema("k string, what string")
 OUTPUT = arrow_schema("k string, what string")

@@ -19,7 +19,7 @@ import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from builders.timer_stories import OUTPUT, ROWS, Model, RoundsModel, Script, Story, fails, follow_ups
 from penstock.operators.timers import microseconds, moment
-from penstock.state.backends import sorted_table
+from penstock.state.backends import sorted_state
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share
 
@@ -71,7 +71,7 @@ class Scripted(ps.KeyedProcess):
 def test_timers_fire_as_in_plain_python(backend: str, tolerant: bool, seed: int, at_first: int) -> None:
     """Both kinds: set, set again, deleted, in the past, before 1970; with failed calls, merges, crashes and rescales in between."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_table, "FIRST_ROWS", at_first)
+        patch.setattr(sorted_state, "FIRST_ROWS", at_first)
         story = Story(
             Path(folder),
             backend,

@@ -25,7 +25,7 @@ from penstock.operators.table_rows import PieceRows, Portion
 from penstock.operators.top import TopSpec, run_top
 from penstock.operators.top_rows import KeyedRows
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

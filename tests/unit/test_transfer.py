@@ -14,12 +14,11 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Mailbox
-from penstock.snapshot.messages import Message, UploadDone
+from penstock.snapshot.mailbox import Mailbox, Message, UploadDone
 from penstock.snapshot.transfer import Room, store_all
 from penstock.snapshot.uploader import Upload, Uploader
-from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef, StateHandle
+from penstock.state.local_files import fingerprint
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
 

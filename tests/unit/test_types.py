@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.state.types import arrow_schema, arrow_type, spark_type
+from penstock.state.ddl import arrow_schema, arrow_type, spark_type
 
 FLAT = {
     "long": pa.int64(),

@@ -13,11 +13,10 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Address, Mailbox
-from penstock.snapshot.messages import Message, UploadDone, UploadFailed
+from penstock.snapshot.mailbox import Address, Mailbox, Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newest
-from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef, StateHandle
+from penstock.state.local_files import fingerprint
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from services.patience import PATIENCE_S

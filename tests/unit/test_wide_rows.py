@@ -29,10 +29,10 @@ from penstock.operators.window import own_code
 from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
 from penstock.operators.window.own_code import WindowCode, WindowRows, WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
+from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US
-from penstock.state.types import arrow_schema
 
 PART = 8_000
 MOST = 2 * PART

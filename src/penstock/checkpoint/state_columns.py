@@ -10,8 +10,8 @@ import pyarrow as pa
 from penstock.checkpoint.completed import OperatorColumns, StoredLifetime, TableColumns
 from penstock.errors import CorruptStateError
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, visible, with_stamps
+from penstock.state.ddl import spark_type
 from penstock.state.lifetimes import Lifetime, Measure
-from penstock.state.types import spark_type
 
 StoredLifetimes = Mapping[str, StoredLifetime]
 """By column of stamps."""

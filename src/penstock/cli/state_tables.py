@@ -25,7 +25,7 @@ from penstock.savepoint.contents import (
     savepoint_contents,
 )
 from penstock.state.backends.base import VALUES
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.storage import open_storage
 from penstock.wording import event_moment, size
 

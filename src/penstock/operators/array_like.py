@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.encoding import to_array
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.wording import counted
 
 CHUNK_BYTES = 1 << 30

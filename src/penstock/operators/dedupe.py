@@ -29,8 +29,7 @@ from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
-from penstock.state.backends.equality import Flags
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure, stamp_name
 from penstock.state.sizes import PART_BYTES, in_batches
 from penstock.wording import exactly

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError
 from penstock.operators.cells import Cell
 from penstock.operators.python_values import has_map
+from penstock.state.ddl import spark_type
 from penstock.state.sizes import cut
-from penstock.state.types import spark_type
 
 STEP = 64
 CHUNK_BYTES = 1 << 30

@@ -24,7 +24,7 @@ from penstock.operators.states import ColumnState
 from penstock.operators.time_to_live import TTL
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 
 class AggregateFunction(ABC):

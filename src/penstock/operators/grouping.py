@@ -12,8 +12,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError, InternalError
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.wide_columns import widened
-from penstock.state.backends.equality import Flags, rows_equal
-from penstock.state.keys import SORT_KEY, KeyBatch, SortKeys, key_groups, owners
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch, SortKeys, key_groups, owners, rows_equal
 from penstock.wording import counted
 
 _SIGN_FREE_BITS = 63

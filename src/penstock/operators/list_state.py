@@ -19,12 +19,11 @@ from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
 from penstock.operators.time_to_live import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
-from penstock.state.declared import type_ddl
+from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.handle import GENERATION_SHIFT
-from penstock.state.types import arrow_type
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 
 class ListState(TableState):

@@ -13,11 +13,10 @@ from penstock.operators.map_cell import MapCell
 from penstock.operators.states import TableState
 from penstock.operators.time_to_live import TTL
 from penstock.state.backends.base import TableLayout, with_stamps
-from penstock.state.declared import type_ddl
-from penstock.state.types import arrow_type
+from penstock.state.ddl import arrow_type, type_ddl
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 
 class MapState(TableState):

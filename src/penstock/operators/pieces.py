@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.operators.grouping import Grouped
 from penstock.operators.wide_columns import narrowed
 from penstock.state.backends.base import OpenState
-from penstock.state.backends.lookup import no_columns
+from penstock.state.backends.sorted_lookup import no_columns
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import Bytes, table_row_bytes
 

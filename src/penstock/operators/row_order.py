@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
-from penstock.state.order_numbers import is_own_order, order_numbers
+from penstock.state.keys import is_own_order, order_numbers
 
 Numbers = npt.NDArray[np.int64]
 OrderBy = str | tuple[str, ...] | list[str]

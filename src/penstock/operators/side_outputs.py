@@ -9,12 +9,11 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, UserCodeError
 from penstock.operators.given_rows import copy_emitted
-from penstock.state.declared import schema_ddl
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 
 class SideOutput:

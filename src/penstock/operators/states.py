@@ -32,13 +32,12 @@ from penstock.operators.table_rows import PieceRows
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.operators.timers import is_timer_table, timer_tables
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
-from penstock.state.declared import type_ddl
+from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
-from penstock.state.types import arrow_type
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 
 Kind = TypeVar("Kind", bound=ColumnCell)

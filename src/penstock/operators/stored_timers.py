@@ -12,7 +12,7 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.timers import AT, CLOCK, EVENT_TIME, KINDS, timer_table
 from penstock.state.backends.base import OpenState, OpenTable, TableLayout
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, concat_batches, sorting_positions
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch

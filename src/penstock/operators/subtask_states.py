@@ -20,13 +20,13 @@ from penstock.operators.map_state import MapState, map_types
 from penstock.operators.states import SubtaskState, keyed_states, subtask_states
 from penstock.operators.table_cells import TableCell
 from penstock.state.backends.base import OnRescale, OpenState, TableLayout
-from penstock.state.declared import type_ddl
+from penstock.state.ddl import type_ddl
 from penstock.state.subtask_rows import SUBTASK, subtask_key
 from penstock.wording import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.operators.process.keyed import Context
-    from penstock.state.declared import Type
+    from penstock.state.ddl import Type
 
 ALL_ROWS = 1 << 40
 _DEALT = {"split": OnRescale.SPLIT, "whole": OnRescale.WHOLE}

@@ -22,8 +22,7 @@ from penstock.operators.stamps import TouchTimes
 from penstock.operators.stored_form import StoredForm
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OneKey, OpenTable, with_stamps
-from penstock.state.keys import KeyBatch
-from penstock.state.order_numbers import order_number, order_numbers
+from penstock.state.keys import KeyBatch, order_number, order_numbers
 
 FEW_ROWS = 128
 """A key with more rows is not read as a whole."""

@@ -17,12 +17,9 @@ import pyarrow.compute as pc
 from penstock.operators.stamps import TouchTimes
 from penstock.operators.stored_rows import FEW_ROWS, stored_rows
 from penstock.state.backends.base import OpenTable, TableLayout
-from penstock.state.backends.equality import Flags
-from penstock.state.backends.lookup import lookup, no_columns
-from penstock.state.backends.merge import Ownership, merge_piece, merge_tables
-from penstock.state.backends.sorted_rows import SortedBatch, SortedTable
-from penstock.state.keys import KeyBatch, SortKeys
-from penstock.state.order_numbers import order_numbers
+from penstock.state.backends.sorted_lookup import lookup, no_columns
+from penstock.state.backends.sorted_rows import Ownership, SortedBatch, SortedTable, merge_piece, merge_tables
+from penstock.state.keys import Flags, KeyBatch, SortKeys, order_numbers
 
 KEY_INDEX = "__penstock_key_index"
 """In what is read: the position of the row's key in the piece."""

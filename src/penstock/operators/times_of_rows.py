@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_column import TimeColumn
-from penstock.state.backends.equality import Flags
+from penstock.state.keys import Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted
 

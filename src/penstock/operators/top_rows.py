@@ -23,8 +23,8 @@ from penstock.operators.table_rows import (
     how_many_before,
 )
 from penstock.operators.wide_columns import as_batch
-from penstock.state.backends.equality import Flags
 from penstock.state.handle import GENERATION_SHIFT
+from penstock.state.keys import Flags
 from penstock.state.sizes import in_batches
 
 if TYPE_CHECKING:

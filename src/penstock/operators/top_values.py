@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.operators.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds, last_of_each
 from penstock.operators.top_rows import KeyedRows, NewRows, Ranked, one_chunk
-from penstock.state.backends.equality import Flags, rows_equal
+from penstock.state.keys import Flags, rows_equal
 from penstock.state.sizes import in_batches
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ import pyarrow as pa
 from penstock import start_options
 from penstock.errors import IncompatibleStateError
 from penstock.state.backends.base import VALUES, OnRescale, Parts, StateLayout, TableLayout
-from penstock.state.conversions import Conversion, Kept, conversion
-from penstock.state.rewriting import StateChange, TableChange
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
+from penstock.state.rewriting import Conversion, Kept, StateChange, TableChange, conversion
 
 Form = tuple[object, ...]
 

@@ -17,9 +17,8 @@ from penstock.clock import Clock
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.recovery.state_plan import SwitchedOn
-from penstock.snapshot.mailbox import Address
+from penstock.snapshot.mailbox import Address, Message
 from penstock.snapshot.merger import Merge
-from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
 from penstock.state.backends.base import FormerUids, StateBackend
 from penstock.state.handle import StateHandle

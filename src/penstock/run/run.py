@@ -36,10 +36,16 @@ from penstock.run.watermarks import (
     refuse_pending_timers,
     waiting_in_event_time,
 )
-from penstock.snapshot.mailbox import Address
-from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
-from penstock.snapshot.rescue import Rescue
-from penstock.snapshot.transfer import Room
+from penstock.snapshot.mailbox import (
+    Address,
+    MergeDone,
+    MergeFailed,
+    Message,
+    TaskFailed,
+    UploadDone,
+    UploadFailed,
+)
+from penstock.snapshot.transfer import Rescue, Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import Moment, in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders

@@ -26,7 +26,7 @@ from penstock.operators.bad_records import BadRecords, reason_of
 from penstock.run.assignment import Assignment, BadCount, Executor, SinkAnswer
 from penstock.run.task_failures import report_failure
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 _log = logging.getLogger(__name__)
 

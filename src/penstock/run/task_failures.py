@@ -30,7 +30,7 @@ from penstock.operators.failed_call import failed_call
 from penstock.places import AT, without_secrets
 from penstock.recovery.restart import may_pass, place_of
 from penstock.run.assignment import Answer, Assignment, Executor, OperatorAnswer
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 from penstock.wording import NOT_SHOWN, storable
 
 _log = logging.getLogger(__name__)

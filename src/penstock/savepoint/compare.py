@@ -26,9 +26,8 @@ from penstock.operators.grouping import equal_rows
 from penstock.operators.views import ROW, Shown, View
 from penstock.progress import each
 from penstock.savepoint.contents import Contents, OperatorContents
-from penstock.state.backends.equality import Flags, rows_equal
-from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
+from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY, Flags, rows_equal
 
 PORTION_ROWS = 1_000_000
 """So many rows of both sides are compared at once."""

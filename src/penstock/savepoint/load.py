@@ -25,7 +25,7 @@ from penstock.recovery.state_migration import RestoredSubtask
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
 from penstock.savepoint.tables import read_table
 from penstock.state.backends.base import OnRescale, StateBackend, StateLayout, TableLayout, Workplace
-from penstock.state.backends.merge import Ownership
+from penstock.state.backends.sorted_rows import Ownership
 from penstock.state.handle import StateHandle
 from penstock.state.keys import SORT_KEY, key_groups, owners, share_groups
 from penstock.state.lifetimes import LONG_AGO_US, StateTime

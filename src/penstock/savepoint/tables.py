@@ -16,9 +16,9 @@ import xxhash
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.savepoint.manifest import SavedFile
 from penstock.state.backends.base import VALUES, TableLayout
-from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.keys import SORT_KEY, SortKeys
+from penstock.state.local_files import fingerprint
 from penstock.storage import Storage
 from penstock.wording import counted
 

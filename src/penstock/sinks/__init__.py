@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from penstock.lazy_imports import LateNames
 
 if TYPE_CHECKING:
-    from penstock.sinks.by_key.redis import Redis
-    from penstock.sinks.by_key.sql_upsert import SQLUpsert
-    from penstock.sinks.delta.sink import DeltaLake
-    from penstock.sinks.files.sink import Files
+    from penstock.sinks.delta_lake import DeltaLake
+    from penstock.sinks.files import Files
     from penstock.sinks.kafka.sink import Kafka
-    from penstock.sinks.sql.mysql.sink import MariaDB, MySQL
-    from penstock.sinks.sql.postgres.sink import Postgres
-    from penstock.sinks.sqlite.sink import SQLite
+    from penstock.sinks.redis import Redis
+    from penstock.sinks.sql.mysql import MariaDB, MySQL
+    from penstock.sinks.sql.postgres import Postgres
+    from penstock.sinks.sql_upsert import SQLUpsert
+    from penstock.sinks.sqlite import SQLite
     from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
     from penstock.sinks.user_functions import Foreach, WriteAheadLog
 
@@ -41,17 +41,17 @@ __all__ = [
 _NAMES = LateNames(
     __name__,
     {
-        "Redis": "by_key.redis",
-        "SQLUpsert": "by_key.sql_upsert",
-        "DeltaLake": "delta.sink",
-        "Files": "files.sink",
+        "Redis": "redis",
+        "SQLUpsert": "sql_upsert",
+        "DeltaLake": "delta_lake",
+        "Files": "files",
         "Foreach": "user_functions",
         "WriteAheadLog": "user_functions",
         "Kafka": "kafka.sink",
-        "MariaDB": "sql.mysql.sink",
-        "MySQL": "sql.mysql.sink",
-        "Postgres": "sql.postgres.sink",
-        "SQLite": "sqlite.sink",
+        "MariaDB": "sql.mysql",
+        "MySQL": "sql.mysql",
+        "Postgres": "sql.postgres",
+        "SQLite": "sqlite",
         "Delivery": "two_phase_commit",
         "Transaction": "two_phase_commit",
         "TransactionContext": "two_phase_commit",

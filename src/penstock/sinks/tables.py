@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 
 def checked_mode(mode: str, key: Sequence[str] | str | None) -> tuple[str, tuple[str, ...]]:

@@ -18,8 +18,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError, InternalError
-from penstock.sinks.staged.sink import HandoverSink
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.staged_sink import HandoverSink
+from penstock.sinks.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
 

@@ -11,8 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from penstock.clock import Stopwatch
-from penstock.snapshot.mailbox import Address, tell
-from penstock.snapshot.messages import MergeDone, MergeFailed, Message
+from penstock.snapshot.mailbox import Address, MergeDone, MergeFailed, Message, tell
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.merge_orders import MergeOrder
 

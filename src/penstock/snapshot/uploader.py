@@ -17,8 +17,7 @@ import msgspec
 
 from penstock.clock import Stopwatch
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Address, tell
-from penstock.snapshot.messages import Message, UploadDone, UploadFailed
+from penstock.snapshot.mailbox import Address, Message, UploadDone, UploadFailed, tell
 from penstock.snapshot.transfer import Room, store_all
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import Storage

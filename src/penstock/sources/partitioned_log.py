@@ -18,15 +18,14 @@ import pyarrow as pa
 from penstock.decoding import decoded
 from penstock.errors import BadRecordError, ConfigError, CorruptStateError
 from penstock.sources.log_segment import BATCH_BYTES, BATCH_ROWS, LogSegment
-from penstock.state.declared import schema_ddl
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.storage import LocalStorage
 from penstock.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 POSITION_FIELDS = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
 _DESCRIPTION = "log.json"

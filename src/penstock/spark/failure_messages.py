@@ -31,7 +31,7 @@ from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
 from penstock.run.run import Run
-from penstock.snapshot.messages import TaskFailed
+from penstock.snapshot.mailbox import TaskFailed
 from penstock.status.live import Progress
 from penstock.wording import NOT_SHOWN, counted, duration
 

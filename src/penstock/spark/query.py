@@ -26,10 +26,8 @@ from penstock.run import run
 from penstock.run.assignment import Answer, Assignment
 from penstock.run.run import BatchUnderWay, Run
 from penstock.run.start import Start, forget_working_files, make_coordinator
-from penstock.snapshot.mailbox import Address, Mailbox, places
-from penstock.snapshot.messages import Message, TaskFailed
-from penstock.snapshot.rescue import in_background
-from penstock.snapshot.transfer import Room
+from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
+from penstock.snapshot.transfer import Room, in_background
 from penstock.spark.compiled import Compiled, batch_settings, with_settings
 from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure

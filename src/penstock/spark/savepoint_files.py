@@ -30,9 +30,8 @@ from penstock.spark.key_columns import subtask_of
 from penstock.spark.tasks import ReadableErrors, RenamedColumns
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.state.backends.base import StateLayout, TableLayout
-from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.sorted_file import numbered_schema
-from penstock.state.keys import ORDER, SORT_KEY, key_groups, owners
+from penstock.state.keys import ORDER, SORT_KEY, key_groups, owners, rows_equal
 from penstock.storage import Storage
 
 PIECE_BYTES = 64 << 20

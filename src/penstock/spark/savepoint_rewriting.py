@@ -47,9 +47,8 @@ from penstock.spark.tasks import readable_errors
 from penstock.state.backends.base import VALUES, OnRescale
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.handle import Due
-from penstock.state.keys import MAX_KEY_GROUPS
+from penstock.state.keys import MAX_KEY_GROUPS, order_numbers
 from penstock.state.lifetimes import LONG_AGO_US, Measure
-from penstock.state.order_numbers import order_numbers
 from penstock.state.subtask_rows import share_of, subtask_sort_key
 from penstock.storage import Storage, open_storage
 from penstock.version import __version__

@@ -22,9 +22,8 @@ from penstock.errors import InternalError
 from penstock.progress import counted_by
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.run.assignment import Answer, Executor, decode_answer, encode_answer
-from penstock.snapshot.mailbox import Address, send
+from penstock.snapshot.mailbox import Address, Message, send
 from penstock.snapshot.merger import MERGER, Merge
-from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import UPLOADER, Upload
 from penstock.state.handle import StateHandle
 from penstock.wording import storable

@@ -1,16 +1,21 @@
-"""Working files of one machine: a folder for each run of the job, side by side. Driver and executors.
+"""Working files of one machine: a folder for each run of the job. Driver and executors.
 
     <local_dir>/<job>-<hash of its storage>/run-<k>-<token>/state/<operator>/...
 
-Without `local_dir` it is `penstock-<user>` in the machine's folder for temporary files, where anybody may put something. So that folder and
-those of jobs are made for this user alone; one that is a link, or another user's, is refused; and nothing is deleted through a link.
+The default of `local_dir` is `penstock-<user>` in the machine's folder for temporary files, which every user may write to. So this
+folder and the folders of jobs are created for this user alone. A folder that is a link, or belongs to another user, is refused, and
+nothing is deleted through a link.
 
-Every file here is a copy of what is, or will be, in storage, and may be lost at any time. A new run takes over what an earlier run left,
-file by file, where size and checksum are right: that is local recovery. It links such a file into its own folder, so that an earlier
-run, should it still be alive, can delete nothing that a later one uses.
+Every file here is a copy of a file that is, or will be, in storage, and may be lost at any time. A new run reuses the files of an earlier
+run if size and checksum are right: this is local recovery. It links each file into its own folder, so that an earlier run that is
+still alive cannot delete a file that a later run uses.
 
-The token is drawn for every run. Run numbers start again when somebody deletes a job's storage; without it the new life would find a
-folder of its own name with files of their names in it, and take what the old life counted for its own state.
+Every run draws a new token. Run numbers start again after a job's storage was deleted. Without the token, the new run could find a folder
+of its own name with files of the same names, and mistake the old job's state for its own.
+
+A file of state never changes, but a disk may corrupt it. So every process hashes a file before its first use, and remembers the result by
+device, inode, size and time of the last write. Later batches only look at the folder: hashing runs at some GB/s, and the state of a
+subtask may have many. A file that was written to since, or another file of the same name, is hashed again.
 """
 
 from __future__ import annotations
@@ -21,15 +26,18 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.state.handle import FileRef
 
 _log = logging.getLogger(__name__)
 
@@ -195,3 +203,63 @@ def _number(path: Path) -> int | None:
 def _files(folder: Path) -> Iterator[Path]:
     """All files below, links to something included but not followed."""
     return (Path(above) / name for above, _, names in os.walk(folder) for name in names)
+
+
+MOST_REMEMBERED = 65_536
+"""More files than the subtasks of a worker use at a time; what is forgotten is only hashed again."""
+
+Fingerprint = tuple[int, str]
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """Size and checksum of a file."""
+    if os.path.getsize(path) == 0:  # noqa: PTH202  an empty file cannot be mapped
+        return 0, xxhash.xxh3_64_hexdigest(b"")
+    with pa.memory_map(str(path)) as mapped:
+        data = mapped.read_buffer()
+        return data.size, xxhash.xxh3_64_hexdigest(data)
+
+
+class HashedFiles:
+    """The fingerprints that one process knows. A file keeps its own when it is renamed or linked."""
+
+    def __init__(self, most: int = MOST_REMEMBERED) -> None:
+        self._most = most
+        self._known: dict[tuple[int, int, int, int], Fingerprint] = {}
+        self._lock = threading.Lock()
+
+    def hash(self, path: Path) -> Fingerprint:
+        """Read the whole file, whatever is known about it, and remember what was found."""
+        identity = _identity(path)  # before its bytes: what is written meanwhile makes it another
+        found = fingerprint(path)
+        with self._lock:
+            self._known.pop(identity, None)
+            self._known[identity] = found
+            while len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+        return found
+
+    def known(self, path: Path) -> Fingerprint:
+        """Read the file if this process has not, or not since it was last written."""
+        found = self._known.get(_identity(path))
+        return found if found is not None else self.hash(path)
+
+    def refuse_changed(self, path: Path, ref: FileRef, follows: str) -> None:
+        """Read the whole file; raise `UnavailableError` when it is not what was written. `follows` says what becomes of it then."""
+        found = self.hash(path)
+        if found != (ref.size, ref.checksum):
+            raise UnavailableError(
+                f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, found "
+                f"{found[0]} bytes with checksum {found[1]}; {follows}; check the disk",
+                path=str(path),
+                expected=(ref.size, ref.checksum),
+                found=found,
+            )
+
+
+def _identity(path: Path) -> tuple[int, int, int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+HASHED_FILES = HashedFiles()

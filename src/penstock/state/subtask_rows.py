@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from penstock.state.backends.base import OnRescale, OpenState, OpenTable, StateLayout, TableLayout
 from penstock.state.backends.sorted_file import scan_schema
-from penstock.state.keys import GROUP_SHIFT, SORT_KEY, KeyBatch
-from penstock.state.order_numbers import order_numbers
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY, KeyBatch, order_numbers
 
 SUBTASK = pa.field("__subtask", pa.int32())
 """The first column of such a table. The second tells its rows apart."""

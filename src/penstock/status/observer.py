@@ -18,7 +18,7 @@ from penstock.ids import CheckpointId
 from penstock.operators.timers import microseconds
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
-from penstock.snapshot.messages import MergeDone
+from penstock.snapshot.mailbox import MergeDone
 from penstock.state.handle import StateHandle
 from penstock.status import make_events
 from penstock.status.events import (

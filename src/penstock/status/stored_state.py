@@ -25,7 +25,7 @@ from penstock.operators.views import ROW, View
 from penstock.recovery.history import read_held, retained_checkpoint
 from penstock.savepoint.contents import Contents, OperatorContents, checkpoint_contents
 from penstock.savepoint.stored_rows import CheckpointedPart, Part
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.storage import Storage
 from penstock.wording import counted, duration, size
 

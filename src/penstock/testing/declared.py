@@ -38,9 +38,9 @@ from penstock.operators.window.operator import OwnCodeSpec, Window
 from penstock.run.assignment import Assignment, Executor
 from penstock.run.subtask import Subtask
 from penstock.state.backends.base import StateLayout
+from penstock.state.ddl import spark_type
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
 from penstock.state.subtask_rows import subtask_sort_key
-from penstock.state.types import spark_type
 from penstock.streams import Stream
 
 if TYPE_CHECKING:

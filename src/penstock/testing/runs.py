@@ -21,8 +21,7 @@ from penstock.operators.row_order import OrderBy
 from penstock.operators.window.kinds import WindowProcess, Windows
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
-from penstock.state.declared import schema_ddl
-from penstock.state.types import arrow_schema, arrow_type, spark_type
+from penstock.state.ddl import arrow_schema, arrow_type, schema_ddl, spark_type
 from penstock.testing.declared import AnyOwnCode, Input, declared
 from penstock.testing.operator_harness import Harness
 from penstock.testing.row_tables import RowsGiven, parsed_moment
@@ -30,7 +29,7 @@ from penstock.testing.row_tables import RowsGiven, parsed_moment
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 Keys = str | tuple[str, ...] | list[str]
 MAX_PARALLELISM = 128

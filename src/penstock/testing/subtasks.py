@@ -26,9 +26,8 @@ from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
 from penstock.run.acknowledgements import Acknowledged, acknowledged
 from penstock.run.assignment import Answer, Assignment, Executor, RunPlace
-from penstock.snapshot.mailbox import Address
+from penstock.snapshot.mailbox import Address, Message, UploadDone
 from penstock.snapshot.merger import Merge
-from penstock.snapshot.messages import Message, UploadDone
 from penstock.snapshot.uploader import Upload
 from penstock.snapshot.uploader import perform as store
 from penstock.state.backends.base import OpenState, StateBackend, StateLayout, Workplace

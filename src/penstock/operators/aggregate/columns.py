@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from penstock.state.types import arrow_type, spark_type
+from penstock.state.ddl import arrow_type, spark_type
 
 VALUE, BY, AT = "value", "by", "at"
 """What is kept of the row that an aggregate has picked: the value, what was compared, and in windows its event time."""

@@ -28,7 +28,7 @@ from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds
 from penstock.operators.time_to_live import TimeToLive
 from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.equality import Flags
+from penstock.state.keys import Flags
 from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
 from penstock.wording import counted

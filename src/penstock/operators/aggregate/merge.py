@@ -44,7 +44,7 @@ from penstock.operators.aggregate.columns import (
 )
 from penstock.operators.aggregate.distinct import set_sizes, united
 from penstock.operators.value_order import compare
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 
 def value_of(picked: pa.Array) -> pa.Array:

@@ -24,8 +24,7 @@ from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.wide_columns import rows_at, widened
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import TableLayout
-from penstock.state.backends.equality import Flags
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
 from penstock.state.sizes import PART_BYTES, Bytes, cut, row_bytes, table_row_bytes
 

@@ -45,11 +45,10 @@ from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
 from penstock.operators.wide_columns import rows_at
 from penstock.state.backends.base import OpenState, OpenTable
-from penstock.state.backends.equality import Flags
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, concat_batches, sorting_positions
 from penstock.state.handle import GENERATION_SHIFT, Due
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.sizes import PART_BYTES, cut
 

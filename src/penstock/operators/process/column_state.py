@@ -17,7 +17,7 @@ from penstock.operators.process.keyed import Context
 from penstock.operators.stamps import ColumnStamps
 from penstock.operators.states import ColumnState
 from penstock.operators.timers import EVENT_TIME
-from penstock.state.backends.equality import rows_equal
+from penstock.state.keys import rows_equal
 from penstock.wording import counted
 
 Flags = npt.NDArray[np.bool_]

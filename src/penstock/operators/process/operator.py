@@ -20,11 +20,10 @@ from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.side_outputs import SideOutput, check_sides, declared_sides
 from penstock.operators.states import keyed_states, lives_by_event_time, subtask_states
 from penstock.operators.subtask_states import BroadcastState, OperatorListState
-from penstock.state.declared import schema_ddl
-from penstock.state.types import arrow_schema
+from penstock.state.ddl import arrow_schema, schema_ddl
 
 if TYPE_CHECKING:
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 OwnCode = KeyedCode | BatchProcess | Process
 """An object of a class that the user wrote."""

@@ -37,7 +37,7 @@ from penstock.operators.window.kinds import (
 )
 from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
-from penstock.state.backends.lookup import no_columns
+from penstock.state.backends.sorted_lookup import no_columns
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.sizes import in_batches
 

@@ -38,11 +38,10 @@ from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.rows import Rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import Shown, TimestampColumn
-from penstock.state.backends.equality import Flags
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, in_order, sorting_positions
 from penstock.state.handle import GENERATION_SHIFT, Due
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, in_microseconds
 from penstock.wording import counted, exactly, in_so_many_us
 

@@ -29,14 +29,13 @@ from penstock.operators.window.kinds import (
 )
 from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.state.declared import schema_ddl
+from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.state.lifetimes import in_microseconds
-from penstock.state.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from penstock.state.declared import Columns
+    from penstock.state.ddl import Columns
 
 OwnCodeSpec = WindowRowsSpec | SessionRowsSpec | CountRowsSpec
 """Own code over windows of any kind."""

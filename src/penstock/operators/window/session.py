@@ -48,9 +48,8 @@ from penstock.operators.window.kinds import (
     rows_in,
 )
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
-from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import in_batches
 

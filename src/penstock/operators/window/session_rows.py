@@ -47,7 +47,7 @@ from penstock.operators.window.session import (
     SessionSpec,
 )
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure

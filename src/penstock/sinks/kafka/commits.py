@@ -33,7 +33,7 @@ from penstock.errors import CommitLostError, UnavailableError
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported, kafka_exception
 from penstock.sinks.kafka.messages import Message, staged_messages
-from penstock.sinks.staged.staging import (
+from penstock.sinks.staging import (
     StagedTransaction,
     folders_up_to,
     storage_errors,

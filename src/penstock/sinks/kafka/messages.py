@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.json_text import json_lines, json_texts, unsupported_in_json
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 from penstock.wording import counted
 
 ANY_PARTITION = -1

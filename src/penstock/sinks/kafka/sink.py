@@ -31,13 +31,16 @@ import pyarrow as pa
 from penstock.config import Duration, seconds
 from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.ids import checked_name
-from penstock.sinks.kafka.clients import producer_settings, transaction_timeout_ms, within_options
-from penstock.sinks.kafka.cluster import KafkaCluster
+from penstock.sinks.kafka.cluster import (
+    KafkaCluster,
+    producer_settings,
+    transaction_timeout_ms,
+    within_options,
+)
 from penstock.sinks.kafka.commits import CommitSession, CommitsTopic, KafkaTransaction, KnownOwners, Owner
 from penstock.sinks.kafka.messages import MessageLayout
-from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.sink import StagedSink
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.staged_sink import StagedSink
+from penstock.sinks.staging import CommitLog, StagedTransaction
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.wording import counted
 

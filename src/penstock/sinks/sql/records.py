@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.sinks.sql.server import SqlServer, SqlSession
+from penstock.sinks.sql.server import SqlServer, SqlSession, SqlTransaction, owner_digest
 from penstock.sinks.sql.table import STAGED_KEY, Layout
-from penstock.sinks.sql.transaction import SqlTransaction, owner_digest
 
 COMMITS = "_penstock_commits"
 TRANSACTIONS = "_penstock_transactions"

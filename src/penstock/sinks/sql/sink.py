@@ -20,21 +20,83 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.errors import CommitLostError, InternalError, PenstockError, UnavailableError
+from penstock.errors import CommitLostError, ConfigError, InternalError, PenstockError, UnavailableError
+from penstock.sinks import transaction as transactions
 from penstock.sinks.bad_rows import Change, refuse_changed
 from penstock.sinks.sql.records import Records, create_records, staging_table
-from penstock.sinks.sql.server import SqlServer, SqlSession
+from penstock.sinks.sql.server import PREPARED, STAGED, SqlServer, SqlSession, SqlTransaction
 from penstock.sinks.sql.table import Layout, TargetTable
-from penstock.sinks.sql.transaction import PREPARED, STAGED, SqlTransaction, Way, lost
+from penstock.sinks.tables import checked_mode
 from penstock.sinks.transaction import begun, is_open
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.wording import counted
+
+
+class Way(NamedTuple):
+    """How rows go into a table: the mode, the columns of the key, and how transactions wait for their commit."""
+
+    mode: str
+    key: tuple[str, ...]
+    transactions: str
+
+
+def checked_way(mode: str, key: Sequence[str] | str | None, transactions: str | None) -> Way:
+    """Refuse what makes no sense; say what was left out."""
+    if mode in {PREPARED, STAGED}:
+        raise ConfigError(
+            f"mode {mode!r} is not known; mode is 'append' or 'upsert', and how rows wait for their commit is transactions={mode!r}",
+            mode=mode,
+        )
+    checked, columns = checked_mode(mode, key)
+    return Way(checked, columns, _checked_transactions(transactions, checked))
+
+
+def _checked_transactions(transactions: str | None, mode: str) -> str:
+    """Return how transactions wait for their commit: prepared for appended rows, staged for upserted ones."""
+    if transactions is None:
+        return PREPARED if mode == "append" else STAGED
+    if transactions not in {PREPARED, STAGED}:
+        raise ConfigError(
+            f"transactions {transactions!r} is not known; use {PREPARED!r} or {STAGED!r}",
+            transactions=transactions,
+        )
+    if transactions == PREPARED and mode == "upsert":
+        raise ConfigError(
+            "mode='upsert' with transactions='prepared' would stop the job: a prepared transaction keeps its rows locked "
+            "until the checkpoint completes, and the next batch with the same key waits for them; leave transactions out",
+            transactions=transactions,
+            mode=mode,
+        )
+    return transactions
+
+
+def checked_identifier(setting: str, value: object, *, longest_bytes: int) -> str:
+    """Return a name of a table or schema; it is taken letter by letter, and none of Penstock's own."""
+    if not isinstance(value, str) or not value or "\0" in value or value.lower().startswith("_penstock"):
+        raise ConfigError(
+            f"{setting} {value!r} cannot be used: give a name that does not start with '_penstock'",
+            setting=setting,
+            value=value,
+        )
+    if len(value.encode()) > longest_bytes:
+        raise ConfigError(
+            f"{setting} {value!r} is longer than the {longest_bytes} bytes that the server keeps of a name",
+            setting=setting,
+            value=value,
+        )
+    return value
+
+
+def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:
+    """Say that a promised commit cannot be made."""
+    look = "If the sink's address, schema or table was changed, start the job once with the old one"
+    return transactions.lost(transaction, where=where, why=why, look=look)
 
 
 class Settling:

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.tables import check_columns, check_declared, quoted_name
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 STAGED_KEY = ("_penstock_transaction", "_penstock_row")
 """The columns before those of the target where rows are staged: the number of the transaction, and of the row in it."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.sinks.json_text import check_years
-from penstock.state.types import spark_type
+from penstock.state.ddl import spark_type
 
 
 @dataclass(frozen=True)

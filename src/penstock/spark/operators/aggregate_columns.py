@@ -31,7 +31,7 @@ from penstock.operators.aggregate.distinct import part_names, value_names
 from penstock.spark.key_columns import normal
 from penstock.spark.operators.aggregate_values import DistinctValues, Picked
 from penstock.spark.versions import arrow_type
-from penstock.state.types import canonical
+from penstock.state.ddl import canonical
 
 _KINDS = {
     "count": Kind.COUNT,

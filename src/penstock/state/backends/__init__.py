@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from penstock.errors import ConfigError
 from penstock.state.backends.base import OpenState, StateBackend, StateLayout, Workplace
-from penstock.state.backends.filesystem import FilesystemBackend
-from penstock.state.backends.memory import MemoryBackend
+from penstock.state.backends.file_backends import FilesystemBackend, MemoryBackend
 from penstock.state.backends.rocksdb import RocksdbBackend
 
 _BACKENDS: dict[str, type[StateBackend]] = {

@@ -17,10 +17,9 @@ import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError, UnavailableError
 from penstock.state.backends.base import FileRef, StateHandle, StateLayout, Workplace
-from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.sorted_file import SortedFile, file_label, load_sorted_file
 from penstock.state.keys import share_groups
-from penstock.state.local_files import earlier_runs, working_files
+from penstock.state.local_files import HASHED_FILES, earlier_runs, working_files
 from penstock.storage.file_system import beside, link_or_copy
 from penstock.wording import duration
 

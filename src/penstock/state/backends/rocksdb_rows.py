@@ -26,10 +26,10 @@ import pyarrow.compute as pc
 
 from penstock.errors import CorruptStateError
 from penstock.state.backends.base import KeyBatch, TableLayout
-from penstock.state.backends.lookup import no_columns
+from penstock.state.backends.sorted_lookup import no_columns
+from penstock.state.ddl import spark_type
 from penstock.state.keys import GROUP_SHIFT, SortKeys
 from penstock.state.lifetimes import STAMP_TYPE
-from penstock.state.types import spark_type
 
 NUMBER_BYTES = 8
 _SIGN = np.uint64(1 << 63)

@@ -21,11 +21,11 @@ from penstock.state.backends.base import (
     TableLayout,
     Workplace,
 )
-from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.rocksdb_rows import RowCodec
 from penstock.state.backends.rocksdb_version import WorkingVersion
 from penstock.state.backends.sorted_file import numbered_schema, scan_schema
-from penstock.state.backends.write_check import WriteCheck
+from penstock.state.backends.sorted_rows import WriteCheck
+from penstock.state.keys import rows_equal
 from penstock.state.lifetimes import Measure
 from penstock.state.sizes import PART_BYTES
 

@@ -32,11 +32,11 @@ import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError, UnavailableError
 from penstock.state.backends.base import VALUES, FileRef, StateLayout, TableLayout
-from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, marks
+from penstock.state.ddl import spark_type
 from penstock.state.keys import ORDER, SORT_KEY
 from penstock.state.lifetimes import STAMP_TYPE, TIMELESS, Ending, Expiry, StateTime, fading
-from penstock.state.types import spark_type
+from penstock.state.local_files import HASHED_FILES
 from penstock.wording import counted
 
 FORMAT_VERSION = 3

@@ -14,7 +14,7 @@ from penstock.run.assignment import Answer, Assignment
 from penstock.run.sink_writer import SinkWriter
 from penstock.run.subtask import Subtask
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.snapshot.messages import Message
+from penstock.snapshot.mailbox import Message
 from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row
 from penstock.testing.simulation.machines import Machines, VirtualExecutor
 from penstock.testing.simulation.site import Conditions

@@ -17,8 +17,7 @@ from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import JobSpec
 from penstock.run.run import BatchUnderWay, Run
 from penstock.run.start import Start, make_coordinator
-from penstock.snapshot.mailbox import Address
-from penstock.snapshot.messages import Message
+from penstock.snapshot.mailbox import Address, Message
 from penstock.snapshot.uploader import Upload
 from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment

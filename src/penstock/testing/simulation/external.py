@@ -9,8 +9,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, CommitLostError
-from penstock.sinks.by_key.sink import KeyedWriter, RowOrigin
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.sinks.upsert import KeyedWriter, RowOrigin
 from penstock.testing.simulation.lifeline import Violation
 
 Row = dict[str, Any]

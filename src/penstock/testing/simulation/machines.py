@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from penstock.clock import Clock
 from penstock.run.assignment import Answer
+from penstock.snapshot.mailbox import Message
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.merger import perform as merge_files
-from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload, UploadLane, UploadLanes
 from penstock.snapshot.uploader import perform as store
 from penstock.testing.virtual import VirtualClock

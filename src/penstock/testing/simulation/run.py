@@ -14,8 +14,8 @@ from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.run.start import forget_working_files, start_run
-from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.sinks.upsert import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.user_functions import Foreach
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle

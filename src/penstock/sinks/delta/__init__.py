@@ -1,1 +1,0 @@
-"""Delta Lake: Parquet files staged in tasks, one Delta commit a checkpoint on the driver."""

@@ -1,1 +1,0 @@
-"""Rows that wait in files until their checkpoint completes: shared by the sinks that have no better place. Driver and executors."""
