@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from penstock.dashboard.ui_options import Ui
     from penstock.job import Job
     from penstock.log_fields import log_as_json
-    from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
-    from penstock.operators.list_state import ListState
-    from penstock.operators.map_state import MapState
+    from penstock.operators.outputs import SideOutput
     from penstock.operators.process.co import KeyedCoProcess
     from penstock.operators.process.columns import BatchProcess
     from penstock.operators.process.keyed import KeyedProcess
     from penstock.operators.process.unkeyed import Process
-    from penstock.operators.raw_state import RawState
-    from penstock.operators.side_outputs import SideOutput
-    from penstock.operators.states import ValueState
-    from penstock.operators.subtask_states import BroadcastState, OperatorListState
-    from penstock.operators.time_to_live import TimeToLive
+    from penstock.operators.state.declarations import ValueState
+    from penstock.operators.state.folded_state import AggregateFunction, AggregatingState, ReducingState
+    from penstock.operators.state.list_state import ListState
+    from penstock.operators.state.map_state import MapState
+    from penstock.operators.state.raw_state import RawState
+    from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
+    from penstock.operators.state.ttl import TimeToLive
     from penstock.operators.window.kinds import WindowProcess
     from penstock.progress_display import show_progress
     from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
@@ -117,10 +117,10 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
-        "AggregateFunction": "operators.folded_state",
-        "AggregatingState": "operators.folded_state",
+        "AggregateFunction": "operators.state.folded_state",
+        "AggregatingState": "operators.state.folded_state",
         "BatchProcess": "operators.process.columns",
-        "BroadcastState": "operators.subtask_states",
+        "BroadcastState": "operators.state.subtask_states",
         "FilesystemBackend": "state.backends",
         "log_as_json": "log_fields",
         "show_progress": "progress_display",
@@ -129,21 +129,21 @@ _LATE_NAMES = LateNames(
         "KeyedProcess": "operators.process.keyed",
         "Listener": "status.listeners",
         "OpenTelemetry": "status.otel",
-        "ListState": "operators.list_state",
+        "ListState": "operators.state.list_state",
         "LocalStorage": "storage",
-        "MapState": "operators.map_state",
+        "MapState": "operators.state.map_state",
         "MemoryBackend": "state.backends",
-        "OperatorListState": "operators.subtask_states",
+        "OperatorListState": "operators.state.subtask_states",
         "Process": "operators.process.unkeyed",
-        "RawState": "operators.raw_state",
-        "ReducingState": "operators.folded_state",
+        "RawState": "operators.state.raw_state",
+        "ReducingState": "operators.state.folded_state",
         "RocksdbBackend": "state.backends",
-        "SideOutput": "operators.side_outputs",
+        "SideOutput": "operators.outputs",
         "StateBackend": "state.backends",
         "Storage": "storage",
         "Ui": "dashboard.ui_options",
-        "TimeToLive": "operators.time_to_live",
-        "ValueState": "operators.states",
+        "TimeToLive": "operators.state.ttl",
+        "ValueState": "operators.state.declarations",
         "WindowProcess": "operators.window.kinds",
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",

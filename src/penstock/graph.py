@@ -18,7 +18,7 @@ from penstock.operators.base import (
     Node,
     Operator,
 )
-from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn, widest
+from penstock.operators.event_time import ANY_TIME, Limits, TimeColumn, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.lifetimes import in_microseconds

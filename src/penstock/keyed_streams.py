@@ -14,7 +14,7 @@ from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.row_order import OrderBy, parse_orders
-from penstock.operators.time_to_live import TTL
+from penstock.operators.state.ttl import TTL
 from penstock.operators.top import Top
 from penstock.operators.window.kinds import WindowProcess, Windows
 from penstock.operators.window.operator import Window, WindowOptions

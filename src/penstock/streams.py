@@ -11,14 +11,14 @@ from penstock.errors import ConfigError
 from penstock.graph import Graph, Late, Output, Side, Transform, Union
 from penstock.operators.base import LEFT, Broadcast, Node, Operator
 from penstock.operators.dedupe import Dedupe
-from penstock.operators.everything import EVERYTHING
+from penstock.operators.inputs import EVERYTHING
 from penstock.operators.join.lookup import Lookup
 from penstock.operators.join.spec import EventTimeOf, Join, On, Within
+from penstock.operators.outputs import checked_side
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
-from penstock.operators.side_outputs import checked_side
-from penstock.operators.time_to_live import TTL
+from penstock.operators.state.ttl import TTL
 from penstock.operators.window.kinds import Windows
 from penstock.places import calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
         WindowedStream,
     )
     from penstock.log_fields import JsonLines, LogFields
-    from penstock.operators.batch_columns import BatchColumns
-    from penstock.operators.batch_tables import BatchList, BatchMap
     from penstock.operators.process.column_state import BatchState
     from penstock.operators.process.columns import BatchKeys, BatchRows, BatchTimers
-    from penstock.operators.process.keyed import Context
+    from penstock.operators.process.user_code import Context
     from penstock.operators.rows import Row, Rows
-    from penstock.operators.timers import Timer
+    from penstock.operators.state.batch_tables import BatchColumns, BatchList, BatchMap
+    from penstock.operators.state.timers import Timer
     from penstock.operators.window.kinds import TimeWindow
     from penstock.recovery.restart import RestartStrategy
     from penstock.savepoint.contents import OperatorContents
@@ -72,10 +71,10 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
-        "BatchColumns": "operators.batch_columns",
+        "BatchColumns": "operators.state.batch_tables",
         "BatchKeys": "operators.process.columns",
-        "BatchList": "operators.batch_tables",
-        "BatchMap": "operators.batch_tables",
+        "BatchList": "operators.state.batch_tables",
+        "BatchMap": "operators.state.batch_tables",
         "BatchRows": "operators.process.columns",
         "BatchState": "operators.process.column_state",
         "BatchTimers": "operators.process.columns",
@@ -84,7 +83,7 @@ _LATE_NAMES = LateNames(
         "Completed": "checkpoint.completed",
         "ConnectedKeyedStreams": "keyed_streams",
         "ConnectedStreams": "keyed_streams",
-        "Context": "operators.process.keyed",
+        "Context": "operators.process.user_code",
         "Event": "status.events",
         "Guarantee": "guarantee",
         "JobHandle": "spark.job_handle",
@@ -100,7 +99,7 @@ _LATE_NAMES = LateNames(
         "Status": "spark.status",
         "Stream": "streams",
         "TimeWindow": "operators.window.kinds",
-        "Timer": "operators.timers",
+        "Timer": "operators.state.timers",
         "WindowedStream": "keyed_streams",
         "Written": "streams",
     },

@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from builders.operator_cluster import BuiltIn
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.join import interval
 from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import JoinSpec
-from penstock.operators.process.keyed import Context
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.process.user_code import Context
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due

@@ -21,17 +21,15 @@ from penstock.config import OnBadRecord
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.base import TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.late_rows import LateRows
-from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedCode
-from penstock.operators.process.run_columns import run_batch_process
+from penstock.operators.event_time import LateRows, OperatorClock
+from penstock.operators.process.columns import BatchProcess, run_batch_process
+from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
-from penstock.operators.states import state_layout
-from penstock.operators.stored_timers import Timers
-from penstock.operators.task_time import TaskTime
-from penstock.operators.timers import takes_timers
+from penstock.operators.process.user_code import Context
+from penstock.operators.state.declarations import state_layout
+from penstock.operators.state.timers import takes_timers
+from penstock.operators.task_time import TaskTime, Timers
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import TtlChanges, redistribute
 from penstock.run.task_failures import tolerates

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.ids import SubtaskId
-from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedProcess
-from penstock.operators.process.run_columns import run_batch_process
+from penstock.operators.process.columns import BatchProcess, run_batch_process
+from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_keyed import run_process
-from penstock.operators.states import state_layout
+from penstock.operators.process.user_code import Context
+from penstock.operators.state.declarations import state_layout
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import OpenState, Workplace
 from penstock.state.keys import SORT_KEY

@@ -10,7 +10,7 @@ import pyarrow as pa
 import penstock as ps
 from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
-from penstock.operators.timers import moment
+from penstock.operators.state.timers import moment
 from penstock.ownership.claim import Claimant
 from penstock.run.assignment import OperatorAnswer
 from penstock.run.reading import partition_name

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from builders.operator_cluster import MAX_PARALLELISM, sort_key
 from penstock.config import OnBadRecord
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.inputs import BROADCAST
 from penstock.operators.outputs import BAD, RESULTS
 from penstock.operators.process.operator import OwnCode
 from penstock.operators.process.task import ProcessSpec
-from penstock.operators.timers import takes_timers
+from penstock.operators.state.timers import takes_timers
 from penstock.run.assignment import Assignment, Executor
 from penstock.run.subtask import Subtask
 from penstock.state.backends import backend_named

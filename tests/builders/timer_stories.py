@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from builders.operator_cluster import Operator, OperatorCluster
-from penstock.operators.timers import CLOCK, EVENT_TIME, KINDS
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, KINDS
 from penstock.state.ddl import arrow_schema
 from penstock.state.lifetimes import FAR_AWAY_US
 

@@ -25,10 +25,9 @@ import pyarrow as pa
 from builders.operator_cluster import BuiltIn
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.window.count import CountRowsSpec, CountSpec, run_count_windows
 from penstock.operators.window.kinds import (
     ABSURD,

@@ -22,7 +22,7 @@ from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.aggregate.distinct import AGGREGATES
 from penstock.operators.process.keyed import KeyedProcess
-from penstock.operators.states import DECLARED_STATES, ValueState, state_layout
+from penstock.operators.state.declarations import DECLARED_STATES, ValueState, state_layout
 from penstock.recovery.state_match import StateMatch, match_state
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import TtlChanges, redistribute

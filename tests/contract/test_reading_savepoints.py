@@ -33,7 +33,7 @@ from penstock.operators.aggregate.columns import (
     stored_aggregates,
 )
 from penstock.operators.join.input_rows import MATCHED, PLACE
-from penstock.operators.timers import EVENT_TIME, timer_table
+from penstock.operators.state.timers import EVENT_TIME, timer_table
 from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent

@@ -16,7 +16,7 @@ from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
-from penstock.operators.states import DECLARED_STATES
+from penstock.operators.state.declarations import DECLARED_STATES
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
 from penstock.recovery.restore_options import RestoreOptions

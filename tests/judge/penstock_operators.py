@@ -29,8 +29,8 @@ from builders.window_operators import (
     rows_table,
 )
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.timers import CLOCK as BY_CLOCK
-from penstock.operators.timers import EVENT_TIME, microseconds, moment
+from penstock.operators.state.timers import CLOCK as BY_CLOCK
+from penstock.operators.state.timers import EVENT_TIME, microseconds, moment
 from penstock.operators.window.kinds import WINDOW_START, CountWindows, SessionWindows, TimeWindows
 from penstock.state.ddl import arrow_schema
 

@@ -33,9 +33,9 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
+from penstock.operators.outputs import SideRows
 from penstock.operators.process import keyed
 from penstock.operators.process.task import ProcessTask
-from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold

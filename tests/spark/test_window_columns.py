@@ -15,7 +15,7 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings, Transform, Union
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.window.kinds import ABSURD, LATE, Windows
 from penstock.operators.window.operator import Window
 from penstock.operators.window.time import PANE

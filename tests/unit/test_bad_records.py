@@ -22,7 +22,7 @@ from penstock.operators.bad_records import LETTER, ROW, ROWS, BadRecords
 from penstock.operators.grouping import null_keys
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_tolerant import run_process_tolerantly
-from penstock.operators.states import ValueState
+from penstock.operators.state.declarations import ValueState
 from penstock.run.acknowledgements import BadRecordCounts
 from penstock.run.assignment import BadCount
 from penstock.run.sink_writer import TransactionWriter

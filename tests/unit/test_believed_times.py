@@ -13,9 +13,7 @@ from pyspark.sql import DataFrame
 from penstock.errors import BadRecordError
 from penstock.graph import Source, TimeSettings, Transform, Union, streams_that_meet
 from penstock.operators.base import Node
-from penstock.operators.clock import OperatorClock
-from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn
-from penstock.operators.times_of_rows import judged_by_time
+from penstock.operators.event_time import ANY_TIME, Limits, OperatorClock, TimeColumn, judged_by_time
 from penstock.operators.top import Top
 from penstock.operators.window.kinds import RowTimes
 

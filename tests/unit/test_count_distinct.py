@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import InternalError
-from penstock.operators import wide_columns
+from penstock.operators import columns
 from penstock.operators.aggregate import distinct
 from penstock.operators.aggregate import operator as run_module
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, output_schema, partial_name
 from penstock.operators.aggregate.distinct import WHOSE, aggregate_layout, counting_distinct, value_names
 from penstock.operators.aggregate.operator import run_aggregate
-from penstock.operators.clock import OperatorClock
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.process.user_code import Context
+from penstock.operators.state.ttl import TimeToLive
 from penstock.operators.task_time import TaskTime
-from penstock.operators.time_to_live import TimeToLive
 from penstock.recovery.state_match import Compatibility, match_state
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout
@@ -119,7 +119,7 @@ def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "LIMITS", PieceLimits(bytes=1 << 20, rows=rows))
         patch.setattr(distinct, "VALUES_BYTES", at_once)
-        patch.setattr(wide_columns, "NARROW_BYTES", 40 if at_once == 1 else 1 << 20)
+        patch.setattr(columns, "NARROW_BYTES", 40 if at_once == 1 else 1 << 20)
         cluster = OperatorCluster(Path(folder), OUTPUT, backend)
         for event in events:
             if isinstance(event, int):
@@ -153,7 +153,7 @@ def test_values_are_cut_before_they_become_arrays(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(distinct, "as_batch", measured)
     monkeypatch.setattr(distinct, "VALUES_BYTES", 1000)
-    monkeypatch.setattr(wide_columns, "NARROW_BYTES", 2000)
+    monkeypatch.setattr(columns, "NARROW_BYTES", 2000)
     clicks = [Click("p", f"{at}" + "x" * 80, 1.0) for at in range(100)]
     (result,) = OperatorCluster(tmp_path, OUTPUT).batch(Counts(), grouped(clicks))
     assert (result["users"], result["both"]) == (100, 100)

@@ -17,13 +17,10 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import dedupe as dedupe_module
-from penstock.operators import stored_rows as stored_module
-from penstock.operators.clock import OperatorClock
 from penstock.operators.dedupe import DedupeSpec, first_apart, run_dedupe
-from penstock.operators.process.keyed import Context
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_ranges import Timed
-from penstock.operators.times_of_rows import judged_by_time
+from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, judged_by_time
+from penstock.operators.process.user_code import Context
+from penstock.operators.state import table_rows as stored_module
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from services.tiers import share

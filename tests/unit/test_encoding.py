@@ -17,7 +17,7 @@ import pytest
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators.encoding import to_array
-from penstock.operators.states import ValueState
+from penstock.operators.state.declarations import ValueState
 from penstock.state.ddl import arrow_type, spark_type
 
 AT_NOON = datetime(2024, 5, 1, 12)

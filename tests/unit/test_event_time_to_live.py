@@ -22,13 +22,12 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.aggregate.distinct import aggregate_layout
 from penstock.operators.aggregate.operator import EVENT_TIME_US, AggregateSpec
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS
 from penstock.operators.process.co import TIME, in_one_table
-from penstock.operators.process.keyed import Context
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import microseconds, moment
+from penstock.operators.process.user_code import Context
+from penstock.operators.state.timers import microseconds, moment
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from penstock.state.lifetimes import FAR_AWAY_US

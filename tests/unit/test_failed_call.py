@@ -12,9 +12,11 @@ import pytest
 import penstock as ps
 from builders.operator_harness import OperatorHarness
 from penstock.errors import BadRecordError
-from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, blamed_on, failed_call
+from penstock.operators.calls import blamed_on
+from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, failed_call
 from penstock.operators.process import run_keyed
-from penstock.operators.process.keyed import Context, bind
+from penstock.operators.process.keyed import bind
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows, RowTable
 from penstock.places import Place, without_secrets
 

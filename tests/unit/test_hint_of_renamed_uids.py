@@ -15,7 +15,7 @@ from builders.restore_plans import job_spec, plan_of
 from penstock.checkpoint.completed import OperatorState
 from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import IncompatibleStateError
-from penstock.operators.states import state_layout
+from penstock.operators.state.declarations import state_layout
 from penstock.storage import LocalStorage
 
 KEY = pa.schema([("k", pa.string())])

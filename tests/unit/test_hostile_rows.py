@@ -26,17 +26,16 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.clock import OperatorClock
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.interval import run_join
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.python_values import python_values
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import moment
+from penstock.operators.state.timers import moment
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows
 from penstock.operators.window.own_code import WindowCode, WindowRowsSpec

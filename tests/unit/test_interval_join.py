@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from builders.interval_joins import LEFT, RIGHT, Join, Row, left_input, right_input, shown, table
 from builders.operator_cluster import OperatorCluster
-from penstock.operators import stored_rows
 from penstock.operators.join import input_rows, interval
 from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import How, JoinSpec
+from penstock.operators.state import table_rows
 from penstock.operators.window.kinds import TimeWindows
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share
@@ -131,7 +131,7 @@ def run(backend: str, spec: JoinSpec, how: How, batches: Any, data: st.DataObjec
         patch.setattr(interval, "PART_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
         patch.setattr(input_rows, "PART_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
         patch.setattr(interval, "KEYS_AT_ONCE", data.draw(st.sampled_from([1, 1000])))
-        patch.setattr(stored_rows, "FEW_ROWS", data.draw(st.sampled_from([1, 1000])))
+        patch.setattr(table_rows, "FEW_ROWS", data.draw(st.sampled_from([1, 1000])))
         cluster = OperatorCluster(Path(root), spec.output, backend)
         cluster.skips_idle = data.draw(st.booleans())
         operator, model = Join(spec), Model(spec, how)

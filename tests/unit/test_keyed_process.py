@@ -13,14 +13,15 @@ import pytest
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.ids import SubtaskId
-from penstock.operators import encoding
-from penstock.operators.pieces import PieceLimits
+from penstock.operators import calls, encoding
+from penstock.operators.grouping import PieceLimits
 from penstock.operators.process import run_keyed as run_process_module
-from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_keyed import run_process
+from penstock.operators.process.user_code import Context
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Rows, RowTable
-from penstock.operators.states import ValueState, value_schema
+from penstock.operators.state.declarations import ValueState, value_schema
 from penstock.state.backends import MemoryBackend
 from penstock.state.backends.base import StateLayout, Workplace
 from penstock.state.keys import SORT_KEY
@@ -350,7 +351,7 @@ def test_more_state_than_fits_at_once_is_read_and_written_in_parts(tmp_path, mon
     output = pa.schema([("k", pa.string()), ("t", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
     loads = []
     monkeypatch.setattr(
-        run_process_module, "python_values", lambda column: loads.append(len(column)) or python_values(column)
+        calls, "python_values", lambda column: loads.append(len(column)) or python_values(column)
     )
     harness = Harness(Histories(), tmp_path)
     for value in (1, 7):

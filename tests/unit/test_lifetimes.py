@@ -8,8 +8,8 @@ import pytest
 from penstock.checkpoint.completed import StoredLifetime
 from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
-from penstock.operators.clock import OperatorClock
-from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.state.ttl import TimeToLive
 from penstock.recovery.state_plan import TtlChanges
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
 from penstock.state.backends.file_backends import choose_merge

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
+from penstock.operators.grouping import PieceLimits
 from penstock.operators.join import lookup
 from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.lookup import LookupSpec, run_lookup
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
-from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.process.user_code import Context
+from penstock.operators.state.ttl import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from services.tiers import share

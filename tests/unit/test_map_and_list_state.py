@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators import table_cells
-from penstock.operators.states import state_layout
+from penstock.operators.state import table_cells
+from penstock.operators.state.declarations import state_layout
 from penstock.state.ddl import arrow_schema
 from services.state_steps import LIST_STEPS, MAP_STEPS, Step, Steps, done
 from services.tiers import share

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import BadRecordError
-from penstock.operators import table_rows
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process import run_columns as run_module
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.process import columns as run_module
+from penstock.operators.state import table_rows
 from penstock.state.ddl import arrow_schema
 from services.tiers import share
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.operators.process.lifecycle import OpenedCode
+from penstock.operators.process.user_code import OpenedCode
 from penstock.types import BatchKeys, BatchRows, BatchState, Context, Rows, TimeWindow
 
 CALLS: list[str] = []

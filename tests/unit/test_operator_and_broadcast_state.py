@@ -17,7 +17,7 @@ import penstock as ps
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.operators.failed_call import failed_call
-from penstock.operators.pieces import PieceLimits
+from penstock.operators.grouping import PieceLimits
 from penstock.operators.process.unkeyed import run_unkeyed
 from penstock.state.ddl import arrow_schema
 from services.tiers import share

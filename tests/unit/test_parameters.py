@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.operators.process.parameters import check_parameters
+from penstock.operators.process.operator import check_parameters
 
 
 def keyed(function: Callable[..., Any]) -> ps.KeyedProcess:

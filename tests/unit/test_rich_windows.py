@@ -46,9 +46,9 @@ from penstock.operators.aggregate.distinct import (
 )
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
-from penstock.operators.clock import OperatorClock
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.process.user_code import Context
 from penstock.operators.window import distinct_values, session
 from penstock.operators.window.count import CountSpec, run_count_windows
 from penstock.operators.window.kinds import ABSURD, LATE, CountWindows, SessionWindows, TimeWindows

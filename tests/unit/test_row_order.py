@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators import wide_columns
+from penstock.operators import columns
 from penstock.operators.array_like import as_column
-from penstock.operators.grouping import group_rows, stable_order
-from penstock.operators.pieces import PieceLimits, pieces
+from penstock.operators.grouping import PieceLimits, group_rows, pieces, stable_order
 from penstock.state.keys import SORT_KEY
 
 NEIGHBOURS = st.sampled_from([0, 1, 2, 3, 2**62, 2**62 + 1, 2**62 + 2, 2**63 - 1])
@@ -73,7 +72,7 @@ def test_columns_too_large_for_one_array_come_out_in_their_own_type(monkeypatch,
     """More text than one array can hold is put in order all the same, and a piece of it has the type of the column."""
     keys, texts = ["a", "b", "c", "d"] * 25, pa.array([WIDE[kind](f"text {at}") for at in range(100)], kind)
     table = pa.table({"k": keys, "text": texts, SORT_KEY: pa.array([ord(key) for key in keys], pa.int64())})
-    monkeypatch.setattr(wide_columns, "NARROW_BYTES", texts.nbytes // 2)
+    monkeypatch.setattr(columns, "NARROW_BYTES", texts.nbytes // 2)
     whole = group_rows(table, ["k"])
     assert "large_" in str(whole.table["text"].type)
     parts = [piece.table["text"] for piece in pieces(whole, PieceLimits(1 << 20, 30))]
@@ -84,7 +83,7 @@ def test_columns_too_large_for_one_array_come_out_in_their_own_type(monkeypatch,
 
 def test_keys_too_large_for_one_array_come_out_in_their_own_type(monkeypatch):
     """The keys of a piece have the type of the column, whatever all keys together take."""
-    monkeypatch.setattr(wide_columns, "NARROW_BYTES", 30)
+    monkeypatch.setattr(columns, "NARROW_BYTES", 30)
     whole = grouped(["a" * 20, "b" * 20, "c" * 20])
     assert whole.keys.columns["k"].type == pa.large_string()
     found = list(pieces(whole, PieceLimits(1 << 20, 1)))
@@ -103,7 +102,7 @@ def test_text_behind_the_first_two_gigabytes_is_narrowed(tmp_path, kind):
     if pa.types.is_large_list(kind):
         column = pa.LargeListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int64()), column)
     part = pa.table({"text": column}).slice(1)
-    found = wide_columns.narrowed(part)["text"]
+    found = columns.narrowed(part)["text"]
     assert str(found.type).replace("item", "element") in ("string", "list<element: string>")
     assert found.to_pylist() == column.slice(1).to_pylist()
     wide = as_column(part["text"], pa.field("text", found.type), "test")

@@ -22,11 +22,11 @@ from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.bad_records import LETTER, BadRecords
+from penstock.operators.calls import OUTPUT_ROWS
 from penstock.operators.process import run_tolerant
 from penstock.operators.process.co import in_one_table
-from penstock.operators.process.run_keyed import OUTPUT_ROWS
 from penstock.operators.process.run_tolerant import run_process_tolerantly
-from penstock.operators.timers import microseconds
+from penstock.operators.state.timers import microseconds
 from penstock.run.task_failures import tolerates
 from services.tiers import share
 

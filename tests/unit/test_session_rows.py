@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from builders.window_operators import SessionCalls, rows_table
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.process.user_code import Context
 from penstock.operators.window.session_rows import kept_until
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import SORT_KEY, KeyBatch

@@ -22,17 +22,17 @@ from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Side, Source, Transform
 from penstock.keyed_streams import KeyedStream
+from penstock.operators import calls
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.failed_call import failed_call
-from penstock.operators.outputs import BAD, RESULTS, side_tags, tagged, untagged
+from penstock.operators.outputs import BAD, RESULTS, SideRows, declared_sides, side_tags, tagged, untagged
 from penstock.operators.process import run_keyed as run_process_module
 from penstock.operators.process import run_tolerant
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.columns import SideColumns, run_batch_process
 from penstock.operators.process.operator import ProcessOperator
-from penstock.operators.process.run_columns import SideColumns, run_batch_process
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
-from penstock.operators.side_outputs import SideRows, declared_sides
+from penstock.operators.process.user_code import Context
 from penstock.run.task_failures import tolerates
 from penstock.streams import Stream
 
@@ -328,7 +328,7 @@ def test_nothing_is_emitted_after_the_calls(tmp_path, tolerant):
 @pytest.mark.parametrize("tolerant", [False, True])
 def test_many_rows_are_encoded_in_parts(tmp_path, monkeypatch, tolerant):
     """However many are emitted, also by one call and without any result, all of them are there."""
-    for module in (run_process_module, run_tolerant):
+    for module in (calls, run_process_module, run_tolerant):
         monkeypatch.setattr(module, "OUTPUT_ROWS", 4)
 
     class Flood(Alerting):

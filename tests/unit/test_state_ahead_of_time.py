@@ -15,8 +15,7 @@ from penstock.config import OnBadRecord
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.window.own_code import WindowCode, WindowCodeSpec, WindowRowsSpec
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec

@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.operators.failed_call import failed_call
-from penstock.operators.states import column_states, declared_state, value_schema
+from penstock.operators.state.declarations import column_states, declared_state, value_schema
 from penstock.state.ddl import arrow_schema
 from services.tiers import share
 

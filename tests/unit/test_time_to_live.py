@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import ConfigError
-from penstock.operators import table_cells
+from penstock.operators.state import table_cells
 from penstock.state.backends import rocksdb, sorted_rows
 from penstock.state.ddl import arrow_schema
 from services.tiers import share

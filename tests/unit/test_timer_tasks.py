@@ -17,9 +17,10 @@ from builders.operator_cluster import OperatorCluster
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators import column_timers, timer_cell
 from penstock.operators.failed_call import failed_call
-from penstock.operators.timers import microseconds, moment
+from penstock.operators.process import column_state
+from penstock.operators.state import timer_cell
+from penstock.operators.state.timers import microseconds, moment
 from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
@@ -369,7 +370,7 @@ def test_in_columns_what_does_not_fit_is_refused(tmp_path: Path, what: str, matc
 
 def test_in_columns_a_circle_without_an_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Round after round."""
-    monkeypatch.setattr(column_timers, "MOST_ROUNDS", 10)
+    monkeypatch.setattr(column_state, "MOST_ROUNDS", 10)
     task = cluster(tmp_path, Columns())
     task.batch(rows(("again", "set")))
     with pytest.raises(UserCodeError, match="10 times in a row: this may never end"):
@@ -419,7 +420,7 @@ def test_a_periodic_timer_catches_up_after_a_gap(
 ) -> None:
     """A timer that sets the next one a second later fires for every second of a gap, however long: moments that advance do end."""
     monkeypatch.setattr(timer_cell, "MOST_IN_A_ROW", 20)
-    monkeypatch.setattr(column_timers, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(column_state, "MOST_ROUNDS", 20)
     task = cluster(tmp_path, operator())
     task.batch(rows(("a", ""), ("b", "")), watermark_us=NOON_US - 1, now_us=NOON_US - 1)
     gap_us = NOON_US + 99_000_000
@@ -453,7 +454,7 @@ def test_a_periodic_timer_catches_up_beside_one_that_is_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is behind that one in every round, and goes on all the same."""
-    monkeypatch.setattr(column_timers, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(column_state, "MOST_ROUNDS", 20)
     task = cluster(tmp_path, AlsoLater())
     task.batch(rows(("a", ""), ("b", "")), watermark_us=NOON_US - 1, now_us=NOON_US - 1)
     gap_us = NOON_US + 99_000_000

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
 from builders.timer_stories import OUTPUT, ROWS, Model, RoundsModel, Script, Story, fails, follow_ups
-from penstock.operators.timers import microseconds, moment
+from penstock.operators.state.timers import microseconds, moment
 from penstock.state.backends import sorted_state
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import table_rows, top_rows, top_values, wide_columns
+from penstock.operators import columns, top_rows
 from penstock.operators import top as run_module
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, parse_orders
-from penstock.operators.table_rows import PieceRows, Portion
+from penstock.operators.state import table_rows
+from penstock.operators.state.table_rows import PieceRows, Portion
 from penstock.operators.top import TopSpec, run_top
 from penstock.operators.top_rows import KeyedRows
 from penstock.state.backends.base import OpenState, StateLayout
@@ -35,8 +36,8 @@ COLUMNS = arrow_schema(
 LIMITS_OF_BYTES: list[tuple[Any, str]] = [
     (table_rows, "PORTION_BYTES"),
     (top_rows, "NEW_BYTES"),
-    (top_values, "WHOLE_BYTES"),
-    (top_values, "ROWS_AT_ONCE"),
+    (top_rows, "WHOLE_BYTES"),
+    (top_rows, "ROWS_AT_ONCE"),
 ]
 Row = dict[str, Any]
 
@@ -202,7 +203,7 @@ def test_it_is_what_a_sort_of_all_rows_says(  # noqa: PLR0917 - hypothesis gives
         few_bytes, in_an_array = at_once
         for module, limit in LIMITS_OF_BYTES:
             patch.setattr(module, limit, few_bytes)
-        patch.setattr(wide_columns, "NARROW_BYTES", in_an_array)
+        patch.setattr(columns, "NARROW_BYTES", in_an_array)
         cluster = OperatorCluster(Path(folder), top.output, backend)
         for event in events:
             if isinstance(event, int):
@@ -267,7 +268,7 @@ def test_no_more_than_fits_is_looked_at_at_once(
     monkeypatch.setattr(KeyedRows, "then", measured)
     for module, limit in LIMITS_OF_BYTES:
         monkeypatch.setattr(module, limit, 4096)
-    monkeypatch.setattr(top_values, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(top_rows, "ROWS_AT_ONCE", 4)
     monkeypatch.setattr(run_module, "LIMITS", PieceLimits(bytes=4096))
     cluster, model = OperatorCluster(tmp_path, top.output), Model(top)
     many = [{**row(f"p{at}", at), "name": "x" * 500} for at in range(100)]

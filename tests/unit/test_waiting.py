@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import UserCodeError
 from penstock.ids import SubtaskId
-from penstock.operators.timers import CLOCK, EVENT_TIME, timer_table
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, timer_table
 from penstock.run.watermarks import due_operators, expiring_by_event_time, refuse_pending_timers
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from penstock.checkpoint.completed import SourceTime, TimeReached
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.run.reading import (
     ALL_ROWS,
     moved,

@@ -14,17 +14,15 @@ import pyarrow as pa
 import pytest
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import late_rows
-from penstock.operators.clock import OperatorClock
+from penstock.operators import event_time
+from penstock.operators.event_time import LateRows, OperatorClock, TimeColumn
+from penstock.operators.grouping import PieceLimits
 from penstock.operators.join import input_rows, interval, lookup
 from penstock.operators.join.input_rows import InputColumns, arriving
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.late_rows import LateRows
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.window import own_code
 from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
 from penstock.operators.window.own_code import WindowCode, WindowRows, WindowRowsSpec
@@ -92,7 +90,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (input_rows, late_rows, lookup, interval, own_code):
+    for module in (event_time, input_rows, lookup, interval, own_code):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup, "LIMITS", PieceLimits(PART))
 

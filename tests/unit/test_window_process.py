@@ -12,11 +12,10 @@ import pytest
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster, task_context
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import microseconds, moment
+from penstock.operators.state.timers import microseconds, moment
 from penstock.operators.views import TimestampColumn
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import CountWindows, SessionWindows

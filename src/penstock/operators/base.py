@@ -20,14 +20,11 @@ import pyarrow as pa
 
 from penstock.config import OnBadRecord
 from penstock.operators.bad_records import BadRecords
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import ANY_TIME, LateRows, Limits, OperatorClock, TimeColumn
 from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.late_rows import LateRows
-from penstock.operators.outputs import Outputs, Tags
+from penstock.operators.outputs import Outputs, SideOutput, Tags
 from penstock.operators.row_order import Order
-from penstock.operators.side_outputs import SideOutput
-from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn
 from penstock.operators.views import StoredTable, TableView
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due

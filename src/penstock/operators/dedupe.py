@@ -17,17 +17,13 @@ import pyarrow as pa
 from penstock.config import Duration, duration_us, seconds
 from penstock.errors import ConfigError
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator, Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.grouping import group_rows
+from penstock.operators.columns import as_batch
+from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, Timed, in_range, judged_by_time
+from penstock.operators.grouping import PieceLimits, group_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_ranges import Numbers, Timed, in_range
-from penstock.operators.times_of_rows import judged_by_time
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
-from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure, stamp_name

@@ -2,11 +2,16 @@
 
 Arrow refuses most values of another kind by itself, but it cuts 1.5 to the integer 1, drops fields that a struct does not have, takes a
 number for a moment. So the kinds of the values are looked at too: one pass over their types, and only values of an unusual kind one by one.
+
+A value that comes back from state has its stored form: a struct is a dictionary, a moment has a zone. What user code sets is given this
+form at once. Otherwise code would see a tuple in the batch that stored it, and a dictionary in the next one: whether it works would depend
+on where a batch ends.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -20,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import Cell
-from penstock.operators.python_values import has_map
+from penstock.operators.python_values import has_map, python_values
+from penstock.operators.state.cells import Cell
 from penstock.state.ddl import spark_type
 from penstock.state.sizes import cut
 
@@ -58,6 +63,7 @@ _TEXTS = (str, bytes, bytearray, memoryview)
 """Sequences, which Arrow takes for lists of their letters."""
 _MIDNIGHT = time()
 _SHOWN = 200
+_FLOAT = struct.Struct("f")
 
 
 class _ChangedValueError(ValueError):
@@ -304,3 +310,32 @@ def _by_name(value: Any, names: list[str]) -> Mapping[str, Any]:
     if len(fields) < len(value):
         raise _ChangedValueError(f"{value!r} names a field twice")
     return fields
+
+
+class StoredForm:
+    """That of one type. Values whose type is among the `usual` ones have it already."""
+
+    __slots__ = ("_fields", "_kind", "usual")
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._fields = [field.name for field in kind] if pa.types.is_struct(kind) else []
+        self.usual = usual_types(kind) | {NoneType}
+
+    def of(self, value: Any) -> Any:
+        """The value in this form. One that does not fit stays as it is: it is refused, with its name, when it is encoded."""
+        kind = self._kind
+        if (
+            type(value) is datetime
+            and pa.types.is_timestamp(kind)
+            and (value.tzinfo is None) == (kind.tz is None)
+        ):
+            return value
+        if type(value) is tuple and self._fields and len(value) == len(self._fields):
+            return dict(zip(self._fields, value, strict=True))
+        try:
+            if type(value) is float and pa.types.is_float32(kind):
+                return _FLOAT.unpack(_FLOAT.pack(value))[0]
+            return python_values(encoded([value], kind))[0]
+        except (*CANNOT_ENCODE, struct.error):
+            return value

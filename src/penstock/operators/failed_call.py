@@ -6,23 +6,23 @@ All of it is read from the exception, where it was raised: code that fails seldo
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import FrameType
 from typing import Any
 
-from penstock.errors import BadRecordError, PenstockError
-from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.cells import Cell
+from penstock.errors import PenstockError
 from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedCode
+from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.unkeyed import Process
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Row, Rows, UnknownColumnError
-from penstock.operators.states import StateAssignedError, declared_state
-from penstock.operators.timers import Timer
+from penstock.operators.state.batch_tables import BatchColumns
+from penstock.operators.state.cells import Cell
+from penstock.operators.state.declarations import StateAssignedError, declared_state
+from penstock.operators.state.timers import Timer
 from penstock.operators.window.kinds import WindowProcess
-from penstock.places import Place, place_in_user_code, place_of_frame, place_of_function, user_frames
+from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
 from penstock.wording import did_you_mean
 
 MOST_CHARACTERS = 300
@@ -57,16 +57,6 @@ def failed_call(error: BaseException) -> FailedCall:
         or isinstance(error, NameError | StateAssignedError)
         or _fact(error, "is_wrong_name") is not None,
     )
-
-
-@contextmanager
-def blamed_on(code: Callable[..., object]) -> Iterator[None]:
-    """What is wrong with the results of a function shows only when they are looked at: then the function is where to look."""
-    try:
-        yield
-    except BadRecordError as error:
-        error.facts.setdefault("code", place_of_function(code))
-        raise
 
 
 def _code(error: BaseException) -> Place | None:

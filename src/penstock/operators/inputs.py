@@ -1,7 +1,10 @@
-"""The rows that a task of an operator is given: those of its stream, and those of its broadcast side or second input. Executors.
+"""The input of an operator: the checks of its columns, and the rows that a task receives. Driver and executors.
 
-Both travel in one frame, so that one task has both: each row has null in the columns of the other kind. So does a row that only wakes
-the subtask, in a batch in which all are to run.
+Rows of the stream travel in one frame with those of the broadcast side or of the second input, so that one task receives both: each row has
+null in the columns of the other kind. So does a row that only wakes the subtask, in a batch in which all subtasks have to run.
+
+An operator without a key has the key column `EVERYTHING`, whose value is the same in all rows. Spark reduces the rows of a batch in all its
+tasks before that key brings them together, so only a few rows reach the one subtask.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.time_column import TimeColumn
+from penstock.errors import ConfigError
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.row_order import Order
 from penstock.state.keys import SORT_KEY
+from penstock.wording import with_article
 
 BROADCAST = "__penstock_broadcast"
 """A number that puts the rows of the broadcast side in order, the same in every subtask; null in all other rows."""
@@ -23,6 +29,10 @@ FROM_RIGHT = "__penstock_right"
 
 WAKE = "__penstock_wake"
 """True in rows that only wake a subtask, null in all others; not there in a batch that wakes nobody."""
+KeyColumn = tuple[str, object, str]
+"""A key column: its name, its type, and what the type is called."""
+EVERYTHING = "__penstock_everything"
+"""The key column."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +100,74 @@ def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
     own = table.drop_columns([FROM_RIGHT, *travelling]).filter(pc.invert(is_right))
     other = table.select([*travelling, SORT_KEY]).filter(is_right)
     return TaskRows(own, right=other.rename_columns([*right, SORT_KEY]))
+
+
+def check_key_columns(uid: str, keys: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse key columns that are not there."""
+    for key in keys:
+        if key not in columns:
+            raise ConfigError(
+                f"operator {uid!r}: key column {key!r} does not exist; there are {', '.join(columns)}",
+                operator=uid,
+                column=key,
+            )
+
+
+def check_order_columns(of: str, order_by: Sequence[Order], columns: Sequence[str]) -> None:
+    """Refuse an order by columns that are not there."""
+    missing = [order.column for order in order_by if order.column not in columns]
+    if missing:
+        raise ConfigError(
+            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(columns)}"
+        )
+
+
+def check_same_keys(uid: str, left: Sequence[KeyColumn], right: Sequence[KeyColumn]) -> None:
+    """Refuse two inputs whose keys could never be equal."""
+    if len(left) != len(right):
+        names = [", ".join(name for name, _, _ in columns) for columns in (left, right)]
+        raise ConfigError(
+            f"operator {uid!r}: the key of the left stream has {len(left)} columns ({names[0]}), that of the right "
+            f"one {len(right)} ({names[1]}); equal keys have equally many",
+            operator=uid,
+        )
+    for (one, kind, shown), (other, other_kind, other_shown) in zip(left, right, strict=True):
+        if kind != other_kind:
+            raise ConfigError(
+                f"operator {uid!r}: the key column {one!r} of the left stream is {shown}, {other!r} of the right "
+                f"one {other_shown}, so that no two would be the same key; cast one of them before",
+                operator=uid,
+                left=shown,
+                right=other_shown,
+            )
+
+
+def check_time_column(uid: str, column: object, columns: Sequence[str]) -> None:
+    """Refuse an event time that is none of the columns of a source, or several."""
+    if not isinstance(column, str) or list(columns).count(column) != 1:
+        raise ConfigError(
+            f"source {uid!r}: event_time={column!r} is not one of its columns; there are {', '.join(columns)}",
+            uid=uid,
+            column=column,
+        )
+
+
+def no_timestamp(uid: str, column: str, shown: str) -> ConfigError:
+    """The refusal of an event time of another type, which is called `shown`."""
+    return ConfigError(
+        f"source {uid!r}: its event time {column!r} is {with_article(shown)}, and has to be a timestamp; cast it before, "
+        "for instance with F.timestamp_millis(...) or F.to_timestamp(...)",
+        uid=uid,
+        column=column,
+        type=shown,
+    )
+
+
+def shown_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """The key columns that a user knows."""
+    return tuple(key for key in keys if key != EVERYTHING)
+
+
+def shown_key(key: pa.Schema) -> pa.Schema:
+    """The same as a schema."""
+    return pa.schema([field for field in key if field.name != EVERYTHING])

@@ -14,14 +14,12 @@ import pyarrow as pa
 from penstock.config import whole_number
 from penstock.errors import ConfigError
 from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
-from penstock.operators.grouping import Grouped, group_rows
+from penstock.operators.grouping import Grouped, PieceLimits, group_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.row_order import Order, OrderBy, parse_orders
-from penstock.operators.table_rows import PieceRows
-from penstock.operators.top_rows import PLACE, NewRows, Ranked, update_top
-from penstock.operators.top_values import update_top_of_values
+from penstock.operators.state.table_rows import PieceRows
+from penstock.operators.top_rows import PLACE, NewRows, Ranked, update_top, update_top_of_values
 from penstock.operators.views import StoredTable, TableView, plain
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.sizes import in_batches

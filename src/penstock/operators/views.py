@@ -18,7 +18,7 @@ from penstock.operators.aggregate.columns import AggregateColumn
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.grouping import equal_rows
 from penstock.operators.python_values import as_moments
-from penstock.operators.timers import MOMENTS
+from penstock.operators.state.timers import MOMENTS
 from penstock.state.backends.base import TableLayout
 from penstock.state.keys import SORT_KEY
 

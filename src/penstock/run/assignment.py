@@ -15,7 +15,7 @@ import msgspec
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.clock import Clock
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.recovery.state_plan import SwitchedOn
 from penstock.snapshot.mailbox import Address, Message
 from penstock.snapshot.merger import Merge

@@ -21,8 +21,8 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.timers import moment, watermark
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.state.timers import moment, watermark
 from penstock.run.acknowledgements import BadRecordCounts, LateRowCounts, acknowledged
 from penstock.run.assignment import Answer, Assignment, RunPlace
 from penstock.run.reading import Reading, moved, named_partitions

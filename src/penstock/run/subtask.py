@@ -20,9 +20,9 @@ from penstock.config import OnBadRecord
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.event_time import LateRows
 from penstock.operators.grouping import check_rows
 from penstock.operators.inputs import TaskRows, collected, divided
-from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, Tags, tagged
 from penstock.run.assignment import Assignment, BadCount, Executor, OperatorAnswer
 from penstock.run.task_failures import report_failure, tolerates

@@ -25,7 +25,7 @@ from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
 from penstock.errors import UserCodeError
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
+from penstock.operators.event_time import OperatorClock
 from penstock.run.reading import ALL_ROWS
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle

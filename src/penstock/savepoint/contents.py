@@ -16,7 +16,7 @@ from penstock.checkpoint.metadata import name_of
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
-from penstock.operators.timers import watermark
+from penstock.operators.state.timers import watermark
 from penstock.operators.views import View
 from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.ownership.claim import JOB_FILE

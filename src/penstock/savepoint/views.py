@@ -19,7 +19,7 @@ from penstock.operators.aggregate.columns import stored_aggregates
 from penstock.operators.aggregate.operator import AggregateSpec
 from penstock.operators.base import Spec
 from penstock.operators.dedupe import DedupeSpec
-from penstock.operators.everything import shown_key
+from penstock.operators.inputs import shown_key
 from penstock.operators.join.spec import JoinSpec
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.top import TopSpec

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from penstock.config import OnBadRecord
 from penstock.operators.aggregate.distinct import WHOSE
 from penstock.operators.bad_records import LETTER, ROW, ROWS
-from penstock.operators.everything import EVERYTHING, shown_keys
+from penstock.operators.inputs import EVERYTHING, shown_keys
 from penstock.spark.key_columns import quoted
 from penstock.spark.operators.aggregate_values import (
     ARRIVAL,

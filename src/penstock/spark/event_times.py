@@ -23,8 +23,8 @@ from penstock.graph import TimeSettings
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about
 from penstock.operators.base import Node, Operator
-from penstock.operators.input_checks import check_time_column, no_timestamp
-from penstock.operators.time_column import ANY_TIME, TimeColumn
+from penstock.operators.event_time import ANY_TIME, TimeColumn
+from penstock.operators.inputs import check_time_column, no_timestamp
 from penstock.run.reading import ALL_ROWS, named_partitions, partition_name, partition_parts
 from penstock.run.run import BatchUnderWay
 from penstock.run.watermarks import latest_us

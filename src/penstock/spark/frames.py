@@ -22,8 +22,8 @@ from penstock.graph import (
     streams_that_meet,
 )
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
+from penstock.operators.event_time import Limits
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
-from penstock.operators.time_column import Limits
 from penstock.run.assignment import Assignment
 from penstock.run.sink_writer import Fused, SinkWriter
 from penstock.run.subtask import Subtask

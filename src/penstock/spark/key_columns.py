@@ -12,8 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StringType, StructType
 
 from penstock.errors import ConfigError
-from penstock.operators.everything import EVERYTHING
-from penstock.operators.input_checks import check_key_columns
+from penstock.operators.inputs import EVERYTHING, check_key_columns
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 
 _HASH_BITS = (1 << GROUP_SHIFT) - 1

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from penstock.operators.table_rows import sub_orders
+from penstock.operators.state.table_rows import sub_orders
 from penstock.savepoint.manifest import SavedFile
 from penstock.savepoint.tables import BATCH_ROWS, read_table, table_file, write_table
 from penstock.spark.key_columns import subtask_of

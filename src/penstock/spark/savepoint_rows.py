@@ -25,8 +25,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, Ti
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import PICKING, Kind, partial_name
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import AT, KINDS, timer_table
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.state.timers import AT, KINDS, timer_table
 from penstock.operators.window.count import SIZE
 from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.spark.event_times import in_microseconds

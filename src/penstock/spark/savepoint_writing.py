@@ -21,7 +21,7 @@ from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
-from penstock.operators.timers import KINDS, timer_table
+from penstock.operators.state.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.progress_log import NO_POSITION

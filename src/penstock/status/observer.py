@@ -15,7 +15,7 @@ from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import Announce, CheckpointListener
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import CheckpointId
-from penstock.operators.timers import microseconds
+from penstock.operators.state.timers import microseconds
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
 from penstock.snapshot.mailbox import MergeDone

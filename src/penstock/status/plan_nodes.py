@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from penstock.config import Checkpointing, OnCancel, choice
 from penstock.graph import BadRecords, Graph, Late, Output, Side, Source
 from penstock.operators.base import Node, Operator
-from penstock.operators.everything import shown_keys
+from penstock.operators.inputs import shown_keys
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.status.plan import PlanNode, PlanSettings
 

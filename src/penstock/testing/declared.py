@@ -21,18 +21,21 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings
 from penstock.operators.base import Operator
-from penstock.operators.input_checks import (
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.inputs import (
+    BROADCAST,
+    FROM_RIGHT,
     KeyColumn,
+    RightInput,
     check_key_columns,
     check_order_columns,
     check_same_keys,
+    travelling_names,
 )
-from penstock.operators.inputs import BROADCAST, FROM_RIGHT, RightInput, travelling_names
 from penstock.operators.process.operator import OwnCode, ProcessOperator
 from penstock.operators.process.task import ProcessSpec
 from penstock.operators.python_values import python_values
 from penstock.operators.row_order import Order, order_keys, sorted_by
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.window.kinds import WindowProcess
 from penstock.operators.window.operator import OwnCodeSpec, Window
 from penstock.run.assignment import Assignment, Executor

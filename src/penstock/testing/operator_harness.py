@@ -18,10 +18,9 @@ from penstock.checkpoint.completed import TimeReached
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
-from penstock.operators.clock import OperatorClock
-from penstock.operators.outputs import BAD, LATE, RESULTS, side_tags
-from penstock.operators.side_outputs import checked_side
-from penstock.operators.timers import Timer, microseconds, moment, watermark
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.outputs import BAD, LATE, RESULTS, checked_side, side_tags
+from penstock.operators.state.timers import Timer, microseconds, moment, watermark
 from penstock.run.reading import ALL_ROWS
 from penstock.run.watermarks import (
     Watermarks,

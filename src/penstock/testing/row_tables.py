@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
-from penstock.operators.process.run_keyed import to_table
+from penstock.operators.calls import to_table
 from penstock.operators.python_values import python_values
 from penstock.run.watermarks import latest_us
 from penstock.testing.declared import Input

@@ -16,7 +16,7 @@ from penstock.config import Duration, EventTime, OnBadRecord, whole_number
 from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError
 from penstock.graph import Graph, TimeSettings
-from penstock.operators.input_checks import check_time_column, no_timestamp
+from penstock.operators.inputs import check_time_column, no_timestamp
 from penstock.operators.row_order import OrderBy
 from penstock.operators.window.kinds import WindowProcess, Windows
 from penstock.state.backends import backend_named

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.checkpoint.state_columns import columns_of
-from penstock.operators.timers import CLOCK, EVENT_TIME, Timer, timer_table
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, Timer, timer_table
 from penstock.operators.views import ROW, View
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import VALUES

@@ -21,12 +21,10 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, aggregate_of, state_schema
-from penstock.operators.grouping import Grouped
-from penstock.operators.pieces import Piece
-from penstock.operators.stamps import TouchTimes
-from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds
-from penstock.operators.time_to_live import TimeToLive
-from penstock.operators.wide_columns import as_batch
+from penstock.operators.columns import as_batch
+from penstock.operators.grouping import Grouped, Piece
+from penstock.operators.state.table_rows import KEY_INDEX, PieceRows, RowIds
+from penstock.operators.state.ttl import TimeToLive, TouchTimes
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.keys import Flags
 from penstock.state.lifetimes import Lifetime

@@ -24,16 +24,20 @@ from penstock.operators.aggregate.distinct import (
 from penstock.operators.aggregate.merge import finish, merge
 from penstock.operators.bad_records import ROW, ROWS, BadRecords
 from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
-from penstock.operators.everything import shown_key
-from penstock.operators.grouping import group_rows, null_keys, one_row_a_key
-from penstock.operators.inputs import TaskRows
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.grouping import (
+    Piece,
+    PieceLimits,
+    group_rows,
+    null_keys,
+    one_row_a_key,
+    pieces_with_state,
+)
+from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
-from penstock.operators.stamps import not_earlier
+from penstock.operators.state.timers import EVENT_TIME
+from penstock.operators.state.ttl import TTL, TimeToLive, not_earlier, time_to_live
 from penstock.operators.task_time import NO_TIME, TaskTime
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_to_live import TTL, TimeToLive, time_to_live
-from penstock.operators.timers import EVENT_TIME
 from penstock.operators.views import Plain, Shown, StoredTable, TableView
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.lifetimes import Lifetime

@@ -27,8 +27,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.base import LEFT, RIGHT
-from penstock.operators.clock import OperatorClock
-from penstock.operators.grouping import Grouped
+from penstock.operators.columns import rows_at
+from penstock.operators.event_time import Numbers, OperatorClock, Ranges, Timed, in_range
+from penstock.operators.grouping import Grouped, PieceLimits, pieces
 from penstock.operators.join.input_rows import (
     PLACE,
     ROW,
@@ -40,10 +41,7 @@ from penstock.operators.join.input_rows import (
     grouped_inputs,
     in_output_columns,
 )
-from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_ranges import Numbers, Ranges, Timed, in_range
-from penstock.operators.wide_columns import rows_at
+from penstock.operators.state.table_rows import stored_rows
 from penstock.state.backends.base import OpenState, OpenTable
 from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, concat_batches, sorting_positions

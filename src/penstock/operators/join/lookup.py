@@ -15,15 +15,14 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node, Operator, SecondInput, Spec, Task, TaskContext
+from penstock.operators.columns import as_batch, rows_at, widened
+from penstock.operators.grouping import Piece, PieceLimits, pieces_with_state
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.join.input_rows import ROW, InputColumns, both, grouped_inputs, parted_by_key
 from penstock.operators.join.spec import How, On, key_pairs
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.row_order import OrderBy, parse_orders
-from penstock.operators.stamps import TouchTimes
-from penstock.operators.time_to_live import TTL, TimeToLive, time_to_live
-from penstock.operators.wide_columns import as_batch, rows_at, widened
+from penstock.operators.state.ttl import TTL, TimeToLive, TouchTimes, time_to_live
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Measure

@@ -28,11 +28,11 @@ from penstock.operators.base import (
     Task,
     TaskContext,
 )
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.join.input_rows import MATCHED, PLACE, InputColumns, JoinInput, both
 from penstock.operators.join.interval import run_join
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import Plain, StoredTable, TableView, plain
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import OpenState, StateLayout

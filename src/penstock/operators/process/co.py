@@ -1,8 +1,7 @@
-"""What a user writes to process the rows of two streams with the same key, on one state. Driver (declared) and executors (run).
+"""Own code for two streams with the same key, on one state. Driver (declared) and executors (run).
 
-The rows of two inputs in one table, grouped by one key, and apart again for the calls of a key. Executors.
-
-The key columns have the names of the left input. Columns of the right input have a prefix, so that no two names are the same.
+The rows of both inputs are in one table, grouped by key, and are separated again for the calls of a key. The key columns have the names of
+the left input. Columns of the right input have a prefix, so that no two names are the same.
 """
 
 from __future__ import annotations
@@ -17,11 +16,18 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.errors import BadRecordError
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context, KeyedCode, Output
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.process.keyed import KeyedCode, Output
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import CameAs, Rows, RowTable
-from penstock.operators.time_column import TimeColumn
 from penstock.state.keys import SORT_KEY
+
+_RIGHT = "__penstock_right:"
+_RIGHT_KEY = "__penstock_right_key:"
+TIME = "__penstock_time:"
+"""The event time of a row, whichever input it is of."""
+NO_CLOCK = OperatorClock()
+"""Where nobody asks for the time."""
 
 
 class KeyedCoProcess(KeyedCode):
@@ -58,14 +64,6 @@ class KeyedCoProcess(KeyedCode):
                     f"operator {ctx.operator}: {call.__name__}() returned {results!r}; yield results, or return a list of them"
                 )
             yield from results
-
-
-_RIGHT = "__penstock_right:"
-_RIGHT_KEY = "__penstock_right_key:"
-TIME = "__penstock_time:"
-"""The event time of a row, whichever input it is of."""
-NO_CLOCK = OperatorClock()
-"""Where nobody asks for the time."""
 
 
 def in_one_table(

@@ -1,115 +1,38 @@
-"""What a user writes to process the rows of a key with state of their own. Driver (declared) and executors (run)."""
+"""Own code that is called key by key: what a user writes, and the state of all keys of a piece while it runs. Driver and executors."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import Cell, ColumnCell, PieceKeys
-from penstock.operators.process.broadcast import TakesBroadcast
-from penstock.operators.process.lifecycle import OpenedCode, OpensAndCloses
-from penstock.operators.rejected_rows import RejectedRows, nothing_to_reject
+from penstock.operators.encoding import to_array
+from penstock.operators.process.user_code import Context, OpensAndCloses, TakesBroadcast
 from penstock.operators.rows import Rows
-from penstock.operators.side_outputs import SideRows, no_such_side
-from penstock.operators.stamps import ColumnStamps, Flags, TouchTimes
-from penstock.operators.states import (
+from penstock.operators.state.cells import Cell, ColumnCell, PieceKeys
+from penstock.operators.state.declarations import (
     ColumnState,
     OperatorType,
     keyed_states,
     lives_by_event_time,
     refuse_state_assignment,
+    value_schema,
 )
-from penstock.operators.table_cells import TableCell
+from penstock.operators.state.table_cells import TableCell
+from penstock.operators.state.timer_cell import TimersCell
+from penstock.operators.state.timers import TakesTimers
+from penstock.operators.state.ttl import ColumnStamps, Flags, TouchTimes
 from penstock.operators.task_time import TimedPiece
-from penstock.operators.timer_cell import TimersCell
-from penstock.operators.timers import EVENT_TIME, NoTimers, TakesTimers, moment, watermark
 from penstock.state.backends.base import OpenState
-from penstock.state.lifetimes import LONG_AGO_US
+from penstock.state.keys import KeyBatch
+from penstock.state.sizes import in_batches
 
 Output = Sequence[Any] | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where the call happens. `checkpoint` is the barrier that ends the batch the rows belong to."""
-
-    operator: str
-    checkpoint: int
-    subtask: int
-    parallelism: int
-    _sides: SideRows | None = field(default=None, repr=False, compare=False, kw_only=True)
-    _timers: TimersCell | NoTimers | None = field(default=None, repr=False, compare=False, kw_only=True)
-    _watermark_us: int = field(default=LONG_AGO_US, repr=False, compare=False, kw_only=True)
-    _now_us: int = field(default=0, repr=False, compare=False, kw_only=True)
-    _rejected: RejectedRows | None = field(default=None, repr=False, compare=False, kw_only=True)
-    _opened: OpenedCode | None = field(default=None, repr=False, compare=False, kw_only=True)
-
-    @cached_property
-    def watermark(self) -> datetime | None:
-        """How far event time has come here, with the zone UTC; None where no row has told yet, or no source has event time.
-
-        In `process` as it was when the batch began; in `on_timer`, and when a window closes, where it has come to. When a drained input
-        has ended: `datetime.max`.
-        """
-        return watermark(self._watermark_us)
-
-    @cached_property
-    def now(self) -> datetime:
-        """The time of the batch by the driver's clock, with the zone UTC: the same in all its calls. It never goes back."""
-        return moment(self._now_us)
-
-    def set_timer(self, at: datetime, by: str = EVENT_TIME) -> None:
-        """Have `on_timer` called for this key when event time has come to this moment, or with `by="clock"` the driver's clock.
-
-        A key has one timer for each moment and kind: to set it once more changes nothing. One for a moment that has passed fires at
-        once, in the same batch. Without a zone the moment is taken for UTC. Only inside the call that got the context.
-        """
-        (self._timers or self._no_timers()).set(at, by)
-
-    def delete_timer(self, at: datetime, by: str = EVENT_TIME) -> None:
-        """Forget the timer of this key for this moment, whether there is one or not."""
-        (self._timers or self._no_timers()).delete(at, by)
-
-    def before_calls(self) -> None:
-        """Open own code, where that has not happened in this task."""
-        if self._opened is not None:
-            self._opened.open()
-
-    def when_timers_fire(self, watermark_us: int) -> Context:
-        """The same place, when event time has gone on."""
-        return replace(self, _watermark_us=watermark_us)
-
-    def _no_timers(self) -> NoTimers:
-        return NoTimers(
-            self.operator,
-            "but its class does not say what to do when it fires; write def on_timer(self, key, timer, ctx)",
-        )
-
-    def emit(self, name: str, row: Any) -> None:
-        """Give a row to a side output that the operator's class declares: a tuple or a dictionary, in `process_batch` columns.
-
-        It is part of the same batch as the results, whatever becomes of that. Only inside the call that got the context.
-        """
-        if self._sides is None:
-            raise no_such_side(self.operator, name, ())
-        self._sides.take(name, row)
-
-    def reject(self, row: Any, reason: object = "rejected") -> None:
-        """Take one of the rows of this call for a bad row, and go on with the others: it goes to `bad_records()`, or is only counted.
-
-        What the call has done with the row so far stays: reject it before anything of it is in state or results. Where a bad row ends the
-        run, this does. Only inside the call of `process` that got the context, in a `KeyedProcess`, `KeyedCoProcess` or `Process`.
-        """
-        if self._rejected is None:
-            raise nothing_to_reject(self.operator)
-        self._rejected.take(row, reason)
 
 
 class KeyedCode(OpensAndCloses, TakesBroadcast, TakesTimers, metaclass=OperatorType):
@@ -246,3 +169,69 @@ def bind(operator: KeyedCode, timers: TimersCell | None = None) -> Cells:
         for lifetime in state.lifetimes(name)
     }
     return Cells(cells, stamps, timers, lives_by_event_time=lives_by_event_time(operator))
+
+
+def write_back(operator: KeyedCode, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:
+    """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
+    by_column = cells.touched()
+    touched = np.zeros(len(keys), dtype=np.bool_)
+    for flags in by_column.values():
+        touched |= flags
+    if not touched.any():
+        return
+    schema = value_schema(operator)
+    columns = {
+        field.name: to_array(
+            cells.columns[field.name].values, field, f"operator {uid}: {cells.columns[field.name].made}"
+        )
+        for field in schema
+    }
+    stamps = {
+        stamp.name: stamp.column(columns[name], by_column[name], cells.touches)
+        for name, stamp in cells.stamps.items()
+    }
+    write_values(state, keys, pa.table({**columns, **stamps}), touched)
+
+
+def unfit_state(
+    operator: KeyedCode, cells: Mapping[str, ColumnCell], uid: str
+) -> Iterator[tuple[int, BadRecordError]]:
+    """The keys, by their position, to whose state something was set that does not fit, and what it is."""
+    for column in value_schema(operator):
+        cell = cells[column.name]
+        for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
+            try:
+                to_array([cell.values[index]], column, f"operator {uid}: {cell.made}")
+            except BadRecordError as error:
+                yield index, error
+
+
+def check_state(operator: KeyedCode, cells: Cells, index: int, uid: str) -> None:
+    """Raise `BadRecordError` if something was set to the state of a key that does not fit."""
+    for column in value_schema(operator):
+        cell = cells.columns[column.name]
+        if cell.dirty[index]:
+            to_array([cell.values[index]], column, f"operator {uid}: {cell.made}")
+    for table in cells.tables:
+        if index in table.touched():
+            table.check(index)
+
+
+def write_values(state: OpenState, keys: KeyBatch, values: pa.Table, touched: npt.NDArray[np.bool_]) -> None:
+    """Write the values of the keys that were touched; a key without any value is forgotten."""
+    if not touched.any():
+        return
+    if not touched.all():
+        at = pa.array(np.flatnonzero(touched))
+        keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)
+    start = 0
+    for batch in in_batches(values):
+        state.write(keys.slice(start, start + batch.num_rows), batch, _all_null(batch))
+        start += batch.num_rows
+
+
+def _all_null(values: pa.RecordBatch) -> Any:
+    empty = np.ones(values.num_rows, dtype=np.bool_)
+    for column in values.columns:
+        empty &= column.is_null().to_numpy(zero_copy_only=False)
+    return empty if empty.any() else None

@@ -10,23 +10,52 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Broadcast, Node, Operator, SecondInput
-from penstock.operators.process.broadcast import refuse_results, takes_broadcast
+from penstock.operators.outputs import SideOutput, check_sides, declared_sides
 from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedCode, KeyedProcess
-from penstock.operators.process.parameters import check_parameters
 from penstock.operators.process.unkeyed import Process
+from penstock.operators.process.user_code import (
+    check_call,
+    check_open_and_close,
+    refuse_results,
+    takes_broadcast,
+)
 from penstock.operators.row_order import Order, OrderBy, parse_orders
-from penstock.operators.side_outputs import SideOutput, check_sides, declared_sides
-from penstock.operators.states import keyed_states, lives_by_event_time, subtask_states
-from penstock.operators.subtask_states import BroadcastState, OperatorListState
+from penstock.operators.state.declarations import keyed_states, lives_by_event_time, subtask_states
+from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
+from penstock.operators.state.timers import takes_timers
 from penstock.state.ddl import arrow_schema, schema_ddl
 
 if TYPE_CHECKING:
     from penstock.state.ddl import Columns
 
+
+_KEYED = ("key", "rows", "ctx")
+_UNKEYED = ("rows", "ctx")
+_BATCH = ("keys", "batch", "state")
+_TIMER = ("key", "timer", "ctx")
+_TIMERS = ("keys", "timers", "state")
 OwnCode = KeyedCode | BatchProcess | Process
 """An object of a class that the user wrote."""
+
+
+def check_parameters(operator: KeyedCode | BatchProcess | Process, uid: str) -> None:
+    """Refuse a function of an operator that cannot take what it is given: every call of it would fail."""
+    if isinstance(operator, BatchProcess):
+        check_call(operator, operator.process_batch, _BATCH, uid)
+    elif isinstance(operator, KeyedCoProcess):
+        check_call(operator, operator.process_left, _KEYED, uid)
+        check_call(operator, operator.process_right, _KEYED, uid)
+    else:
+        check_call(operator, operator.process, _KEYED if isinstance(operator, KeyedCode) else _UNKEYED, uid)
+    if isinstance(operator, KeyedCode) and takes_timers(operator):
+        check_call(operator, operator.on_timer, _TIMER, uid)
+    if isinstance(operator, BatchProcess) and takes_timers(operator):
+        check_call(operator, operator.on_timers, _TIMERS, uid)
+    check_open_and_close(operator, uid)
+    if takes_broadcast(operator):
+        check_call(operator, operator.process_broadcast, _UNKEYED, uid)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.encoding import to_array
-from penstock.operators.given_rows import as_given_flat, copy_emitted, may_change
+from penstock.operators.bad_records import EndsTheRun
+from penstock.operators.calls import (
+    LIMITS,
+    ON_TIMER,
+    OUTPUT_ROWS,
+    PROCESS,
+    encode_sides,
+    not_iterable,
+    python_keys,
+    rare_collections,
+    to_table,
+    yielded,
+)
 from penstock.operators.grouping import Grouped
-from penstock.operators.pieces import PieceLimits
+from penstock.operators.outputs import SideRows
 from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedCode, bind
-from penstock.operators.python_values import python_values
-from penstock.operators.rejected_rows import EndsTheRun
-from penstock.operators.rows import Row, Rows
-from penstock.operators.side_outputs import SideRows
+from penstock.operators.process.keyed import Cells, KeyedCode, bind, unfit_state, write_back
+from penstock.operators.process.user_code import Context
+from penstock.operators.rows import Rows
+from penstock.operators.state.cells import as_given_flat, copy_emitted, may_change
+from penstock.operators.state.timer_cell import TimersCell
+from penstock.operators.state.timers import Timer
 from penstock.operators.task_time import NO_TIME, TaskTime
-from penstock.operators.timer_cell import TimersCell
-from penstock.operators.timers import Timer
-from penstock.operators.written_values import unfit_state, write_back
 from penstock.places import place_of_function
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
-from penstock.wording import counted
-
-OUTPUT_ROWS = 8_192
-"""Results that are encoded together: few enough that they are gone before Python's collector looks at them a second time."""
-
-LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
-"""Rows and values of state that are Python objects at the same time."""
-
-YOUNG_OBJECTS = 50_000
-"""How many objects may be new before Python's collector looks; its own 700 make it look all the time, even at all that is imported."""
 
 
 def run_process(
@@ -83,18 +79,6 @@ def bound(operator: KeyedCode, context: Context, time: TaskTime) -> tuple[Cells,
         return bind(operator), context
     timers = TimersCell(time.timers, context.operator)
     return bind(operator, timers), replace(context, _timers=timers)
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Collect rarely inside, and as before afterwards. It is never switched off, because user code may leave cycles behind."""
-    before = gc.get_threshold()
-    if 0 < before[0] < YOUNG_OBJECTS:
-        gc.set_threshold(YOUNG_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 class _Chunk:
@@ -265,32 +249,6 @@ class _Calls:
         return error
 
 
-PROCESS, ON_TIMER = "process()", "on_timer()"
-
-
-def not_iterable(results: Any, operator: str, call: str = PROCESS) -> BadRecordError:
-    """The call for a key gave something that holds no results."""
-    return BadRecordError(
-        f"operator {operator}: {call} returned {results!r}; yield results, or return a list of them"
-    )
-
-
-def python_keys(columns: pa.RecordBatch) -> list[Any]:
-    """The keys as user code sees them."""
-    values = [python_values(column) for column in columns.columns]
-    return values[0] if len(values) == 1 else list(zip(*values, strict=True))
-
-
-def yielded(operator: str, call: str = PROCESS) -> str:
-    """The beginning of a message about a result."""
-    return f"operator {operator}: {call} yielded"
-
-
-def emitted(sides: SideRows, name: str) -> str:
-    """The same about a row of a side output."""
-    return f"{sides.who(name)}: process() emitted"
-
-
 def _encoding(process: Callable[..., Any], sides: SideRows | None) -> Callable[..., Any]:
     """The same, and before each call what is due of the calls before: an error in that is not about the key of the next."""
     if sides is None:
@@ -302,52 +260,3 @@ def _encoding(process: Callable[..., Any], sides: SideRows | None) -> Callable[.
         return process(*given)
 
     return call
-
-
-def encode_sides(sides: SideRows) -> None:
-    """Take over what was emitted since the last time; raises `BadRecordError` for a row that does not fit."""
-    for name, rows in sides.withdrawn().items():
-        for start in range(0, len(rows), OUTPUT_ROWS):
-            chunk = rows[start : start + OUTPUT_ROWS]
-            sides.keep(name, in_batches(to_table(chunk, sides.schemas[name], emitted(sides, name))))
-
-
-def to_table(chunk: list[Any], output: pa.Schema, said: str) -> pa.Table:
-    """Rows of user code as columns; raises `BadRecordError`, which begins with `said`, for one that does not fit the schema."""
-    width = len(output.names)
-    plain = chunk
-    if set(map(type, chunk)) != {tuple}:
-        plain = [_as_tuple(result, output, said) for result in chunk]
-    if set(map(len, plain)) != {width}:
-        wrong = next(result for result in plain if len(result) != width)
-        raise BadRecordError(
-            f"{said} {wrong!r} with {counted(len(wrong), 'value')}, its schema has "
-            f"{counted(width, 'column')} ({', '.join(output.names)})"
-        )
-    columns = [
-        to_array(list(map(itemgetter(index), plain)), field, said) for index, field in enumerate(output)
-    ]
-    return pa.Table.from_arrays(columns, schema=output)
-
-
-def _as_tuple(result: Any, output: pa.Schema, said: str) -> Any:
-    if isinstance(result, Mapping):
-        unknown = sorted(set(result) - set(output.names), key=repr)
-        if unknown:
-            raise BadRecordError(f"{said} unknown columns {unknown}: {result!r}")
-        return tuple(result.get(name) for name in output.names)
-    if isinstance(result, tuple | list | Row):
-        return _by_name(result, output.names)
-    raise BadRecordError(
-        f"{said} {result!r}; give a tuple with one value per column "
-        f"({', '.join(output.names)}) or a dictionary"
-    )
-
-
-def _by_name(result: Any, columns: list[str]) -> Any:
-    """A named tuple, or a row of PySpark's, that has the columns in another order; all others go by position."""
-    names = getattr(result, "__fields__", None) or getattr(result, "_fields", None)
-    if names is None or list(names) == columns or sorted(names) != sorted(columns):
-        return result
-    by_name = dict(zip(names, result, strict=True))
-    return tuple(by_name[name] for name in columns)

@@ -17,31 +17,30 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
-from penstock.operators.given_rows import copy_emitted
-from penstock.operators.pieces import Piece
-from penstock.operators.process.co import row_table
-from penstock.operators.process.keyed import Cells, Context, KeyedCode
-from penstock.operators.process.run_keyed import (
+from penstock.operators.bad_records import BadRecords, Rejected, RejectedRows, Tolerates, reason_of, take_over
+from penstock.operators.calls import (
     LIMITS,
     ON_TIMER,
     OUTPUT_ROWS,
     PROCESS,
-    bound,
     emitted,
     not_iterable,
     rare_collections,
     to_table,
     yielded,
 )
-from penstock.operators.rejected_rows import Rejected, RejectedRows, take_over
+from penstock.operators.grouping import Piece
+from penstock.operators.outputs import SideRows
+from penstock.operators.process.co import row_table
+from penstock.operators.process.keyed import Cells, KeyedCode, check_state, unfit_state, write_back
+from penstock.operators.process.run_keyed import bound
+from penstock.operators.process.user_code import Context
+from penstock.operators.python_values import Unreadable, readable
 from penstock.operators.rows import RowTable, WatchedRows
-from penstock.operators.side_outputs import SideRows
+from penstock.operators.state.cells import copy_emitted
+from penstock.operators.state.timer_cell import TimersCell
+from penstock.operators.state.timers import Timer
 from penstock.operators.task_time import NO_TIME, TaskTime
-from penstock.operators.timer_cell import TimersCell
-from penstock.operators.timers import Timer
-from penstock.operators.unreadable import Unreadable, readable
-from penstock.operators.written_values import check_state, unfit_state, write_back
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 

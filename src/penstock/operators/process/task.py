@@ -8,26 +8,22 @@ import pyarrow as pa
 
 from penstock.config import OnBadRecord
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.failed_call import blamed_on
+from penstock.operators.calls import blamed_on
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.outputs import RESULTS, Outputs, Tags, side_tags
-from penstock.operators.process.broadcast import NoSides
+from penstock.operators.outputs import RESULTS, Outputs, SideRows, Tags, declared_sides, side_tags
 from penstock.operators.process.co import TIME, in_one_table
-from penstock.operators.process.columns import BatchProcess
-from penstock.operators.process.keyed import Context, KeyedCode
-from penstock.operators.process.lifecycle import OpenedCode
+from penstock.operators.process.columns import BatchProcess, SideColumns, run_batch_process
+from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.operator import OwnCode
-from penstock.operators.process.run_columns import SideColumns, run_batch_process
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.process.unkeyed import Process, run_broadcast, run_unkeyed
-from penstock.operators.side_outputs import SideRows, declared_sides
-from penstock.operators.states import state_layout
-from penstock.operators.stored_timers import Timers
-from penstock.operators.subtask_states import SubtaskCells
-from penstock.operators.task_time import TaskTime
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import AT, CLOCK, EVENT_TIME, NoTimers, takes_timers, timer_table
+from penstock.operators.process.user_code import Context, NoSides, OpenedCode
+from penstock.operators.state.declarations import state_layout
+from penstock.operators.state.subtask_states import SubtaskCells
+from penstock.operators.state.timers import AT, CLOCK, EVENT_TIME, NoTimers, takes_timers, timer_table
+from penstock.operators.task_time import TaskTime, Timers
 from penstock.operators.views import Position, StoredTable, TableView, TimestampColumn, plain
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due

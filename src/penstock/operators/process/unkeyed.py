@@ -11,13 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.bad_records import BadRecords
-from penstock.operators.given_rows import copy_emitted
-from penstock.operators.pieces import PieceLimits
-from penstock.operators.process.broadcast import TakesBroadcast, check_no_results
-from penstock.operators.process.keyed import Context, Output
-from penstock.operators.process.lifecycle import OpensAndCloses
-from penstock.operators.process.run_keyed import (
+from penstock.operators.bad_records import BadRecords, EndsTheRun, RejectedRows, take_over
+from penstock.operators.calls import (
     LIMITS,
     OUTPUT_ROWS,
     encode_sides,
@@ -26,11 +21,14 @@ from penstock.operators.process.run_keyed import (
     to_table,
     yielded,
 )
-from penstock.operators.rejected_rows import EndsTheRun, RejectedRows, take_over
+from penstock.operators.grouping import PieceLimits
+from penstock.operators.outputs import SideRows
+from penstock.operators.process.keyed import Output
+from penstock.operators.process.user_code import Context, OpensAndCloses, TakesBroadcast, check_no_results
 from penstock.operators.rows import Rows, RowTable
-from penstock.operators.side_outputs import SideRows
-from penstock.operators.states import OperatorType, refuse_state_assignment
-from penstock.operators.subtask_states import SubtaskCells
+from penstock.operators.state.cells import copy_emitted
+from penstock.operators.state.declarations import OperatorType, refuse_state_assignment
+from penstock.operators.state.subtask_states import SubtaskCells
 from penstock.state.sizes import cut, in_batches, row_bytes
 
 

@@ -16,14 +16,13 @@ import pyarrow as pa
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.grouping import group_rows, null_keys
+from penstock.operators.event_time import OperatorClock
+from penstock.operators.grouping import Piece, PieceLimits, group_rows, null_keys, pieces_with_state
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
-from penstock.operators.process.keyed import Context
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order
-from penstock.operators.stored_rows import stored_rows
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView
 from penstock.operators.window.kinds import (
     KEYS_AT_ONCE,

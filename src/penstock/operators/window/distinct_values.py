@@ -21,9 +21,9 @@ from penstock.operators.aggregate.distinct import (
     distinct_table,
     value_names,
 )
+from penstock.operators.columns import rows_at, widened
 from penstock.operators.grouping import equal_rows
-from penstock.operators.table_rows import sub_orders
-from penstock.operators.wide_columns import rows_at, widened
+from penstock.operators.state.table_rows import sub_orders
 from penstock.operators.window.kinds import LAST, Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.keys import SORT_KEY, KeyBatch

@@ -31,12 +31,11 @@ import pyarrow as pa
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators.base import Task
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context, Output
-from penstock.operators.process.lifecycle import OpensAndCloses
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.process.keyed import Output
+from penstock.operators.process.user_code import Context, OpensAndCloses
 from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.rows import Rows
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import Shown, TimestampColumn
 from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, in_order, sorting_positions

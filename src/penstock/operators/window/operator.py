@@ -11,12 +11,12 @@ from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.operator import refuse_updates
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
-from penstock.operators.everything import shown_keys
-from penstock.operators.process.parameters import check_call, check_open_and_close
+from penstock.operators.event_time import TimeColumn
+from penstock.operators.inputs import shown_keys
+from penstock.operators.outputs import declared_sides
+from penstock.operators.process.user_code import check_call, check_open_and_close
 from penstock.operators.row_order import Order, OrderBy, parse_orders
-from penstock.operators.side_outputs import declared_sides
-from penstock.operators.states import declared_state
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.state.declarations import declared_state
 from penstock.operators.window.count import CountRowsSpec
 from penstock.operators.window.kinds import (
     LONGEST_S,

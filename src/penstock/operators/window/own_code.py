@@ -20,29 +20,26 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.failed_call import blamed_on
-from penstock.operators.given_rows import copy_emitted
-from penstock.operators.grouping import Grouped, equal_rows
-from penstock.operators.inputs import TaskRows
-from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.process.keyed import Context
-from penstock.operators.process.lifecycle import OpenedCode
-from penstock.operators.process.run_keyed import (
+from penstock.operators.calls import (
     OUTPUT_ROWS,
+    blamed_on,
     not_iterable,
     python_keys,
     rare_collections,
     to_table,
     yielded,
 )
+from penstock.operators.columns import rows_at, widened
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, pieces
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.process.user_code import Context, OpenedCode
 from penstock.operators.python_values import as_moments, python_values
 from penstock.operators.row_order import Order, order_keys
 from penstock.operators.rows import Rows, RowTable
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.state.cells import copy_emitted
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.wide_columns import rows_at, widened
 from penstock.operators.window.kinds import (
     LAST,
     PLACE,

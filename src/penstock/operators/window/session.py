@@ -20,15 +20,12 @@ from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.aggregate.operator import ReducedTask
 from penstock.operators.bad_records import ROW, ROWS
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_key
-from penstock.operators.grouping import Grouped, equal_rows, group_rows
-from penstock.operators.inputs import TaskRows
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
+from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.python_values import as_moments
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.operators.window.kinds import (
     ABSURD,

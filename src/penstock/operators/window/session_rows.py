@@ -18,12 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
-from penstock.operators.clock import OperatorClock
-from penstock.operators.process.keyed import Context
+from penstock.operators.event_time import OperatorClock, Ranges, TimeColumn, Timed, in_range
+from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, order_keys
-from penstock.operators.stored_rows import stored_rows
-from penstock.operators.time_column import TimeColumn
-from penstock.operators.time_ranges import Ranges, Timed, in_range
+from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView
 from penstock.operators.window.kinds import (
     KEYS_AT_ONCE,

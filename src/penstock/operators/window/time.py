@@ -25,15 +25,13 @@ from penstock.operators.aggregate.merge import finish, merge, merged_groups
 from penstock.operators.aggregate.operator import ReducedTask, shown_values
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_key
+from penstock.operators.columns import as_batch, widened
+from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import equal_rows
-from penstock.operators.inputs import TaskRows
+from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.python_values import as_moments
-from penstock.operators.time_column import TimeColumn
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.wide_columns import as_batch, widened
 from penstock.operators.window.distinct_values import WindowValues, window_values, with_no_counts
 from penstock.operators.window.kinds import (
     LAST,

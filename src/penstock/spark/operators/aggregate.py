@@ -16,9 +16,8 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import AggregateColumn
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct, distinct_table
 from penstock.operators.aggregate.operator import EVENT_TIME_US, Aggregate, AggregateSpec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import EVERYTHING
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.inputs import EVERYTHING
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key, rows_that_count
 from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.key_columns import normalised, quoted, with_key

@@ -24,13 +24,20 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError, InternalError
 from penstock.graph import Graph
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput, Spec
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import EVERYTHING
-from penstock.operators.input_checks import KeyColumn, check_order_columns, check_same_keys
-from penstock.operators.inputs import BROADCAST, FROM_RIGHT, WAKE, RightInput, travelling_names
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.inputs import (
+    BROADCAST,
+    EVERYTHING,
+    FROM_RIGHT,
+    WAKE,
+    KeyColumn,
+    RightInput,
+    check_order_columns,
+    check_same_keys,
+    travelling_names,
+)
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.row_order import Order
-from penstock.operators.time_column import TimeColumn
 from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.key_columns import check_keys, float_keys, normalised, quoted, with_key
 from penstock.spark.versions import arrow_schema, arrow_type

@@ -14,9 +14,8 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.base import LEFT
-from penstock.operators.clock import OperatorClock
-from penstock.operators.everything import shown_keys
-from penstock.operators.time_column import TimeColumn
+from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.inputs import shown_keys
 from penstock.operators.window.count import CountSpec
 from penstock.operators.window.kinds import (
     ABSURD,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
-from penstock.operators.outputs import BAD, RESULTS, side_tags, untagged
+from penstock.operators.outputs import BAD, RESULTS, declared_sides, side_tags, untagged
 from penstock.operators.process.task import ProcessSpec
-from penstock.operators.side_outputs import declared_sides
 from penstock.run.assignment import Answer, Assignment
 from penstock.run.sink_writer import SinkWriter
 from penstock.run.subtask import Subtask

@@ -16,16 +16,17 @@ from typing_extensions import override
 from penstock.checkpoint.completed import Completed
 from penstock.config import Mode
 from penstock.graph import TimeSettings
-from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
 from penstock.operators.inputs import WAKE
-from penstock.operators.list_state import ListState
-from penstock.operators.map_state import MapState
-from penstock.operators.process.keyed import Context, KeyedProcess
-from penstock.operators.raw_state import RawState
+from penstock.operators.outputs import SideOutput
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.side_outputs import SideOutput
-from penstock.operators.states import ValueState, state_layout
-from penstock.operators.timers import CLOCK, EVENT_TIME, KINDS, Timer
+from penstock.operators.state.declarations import ValueState, state_layout
+from penstock.operators.state.folded_state import AggregateFunction, AggregatingState, ReducingState
+from penstock.operators.state.list_state import ListState
+from penstock.operators.state.map_state import MapState
+from penstock.operators.state.raw_state import RawState
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, KINDS, Timer
 from penstock.run.reading import partition_name
 from penstock.run.watermarks import Newest
 from penstock.state.backends.base import OpenState

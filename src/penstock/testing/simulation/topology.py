@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from penstock.operators.states import state_layout
+from penstock.operators.state.declarations import state_layout
 from penstock.state.backends.base import StateLayout
 from penstock.testing.simulation.counting import (
     KEY,

@@ -1,4 +1,4 @@
-"""Columns of text that hold too much for Arrow's 32-bit offsets: widened to be put in order, narrowed piece by piece. Executors."""
+"""Arrow columns of any size: as one array, and widened where 32-bit offsets are too small. Executors."""
 
 from __future__ import annotations
 

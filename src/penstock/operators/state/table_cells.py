@@ -15,12 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import Cell, deep_copy
-from penstock.operators.encoding import to_array
+from penstock.operators.encoding import StoredForm, to_array
 from penstock.operators.python_values import python_values
-from penstock.operators.stamps import TouchTimes
-from penstock.operators.stored_form import StoredForm
-from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.state.cells import Cell, deep_copy
+from penstock.operators.state.ttl import TimeToLive, TouchTimes
 from penstock.state.backends.base import OneKey, OpenTable, with_stamps
 from penstock.state.keys import KeyBatch, order_number, order_numbers
 

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.stamps import TouchTimes
-from penstock.operators.stored_rows import FEW_ROWS, stored_rows
+from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
 from penstock.state.backends.sorted_rows import Ownership, SortedBatch, SortedTable, merge_piece, merge_tables
 from penstock.state.keys import Flags, KeyBatch, SortKeys, order_numbers
 
+FEW_ROWS = 1024
+"""Keys with so many rows are read together; others one by one, in parts."""
 KEY_INDEX = "__penstock_key_index"
 """In what is read: the position of the row's key in the piece."""
 KEYS_AT_ONCE = 2048
@@ -30,8 +31,34 @@ PORTION_BYTES = 64 << 20
 _MANY_LAYERS = 8
 _EVERYTHING = Ownership(0, 1)
 _GONE = pa.field("__penstock_gone", pa.bool_())
-
 Positions = npt.NDArray[np.int64]
+
+
+def stored_rows(
+    table: OpenTable,
+    keys: KeyBatch,
+    wanted: Positions,
+    *,
+    keys_at_once: int,
+    max_bytes: int,
+    few_rows: int | None = None,
+) -> Iterator[tuple[Positions, pa.RecordBatch]]:
+    """The rows of the wanted keys, ordered by key: for each row the position of its key, and identity columns and values.
+
+    About `max_bytes` at a time. The rows of a key may come in several parts, in their order.
+    """
+    while len(wanted):
+        found = table.rows_of(keys.take(wanted[:keys_at_once]), few_rows or FEW_ROWS, max_bytes)
+        at, wanted = wanted[: len(found)], wanted[len(found) :]
+        key_index = np.repeat(at, np.diff(found.starts))
+        done = 0
+        for large in np.flatnonzero(found.left_out).tolist():
+            stop = int(found.starts[large])
+            yield key_index[done:stop], found.rows.slice(done, stop - done)
+            done = stop
+            for part in table.one_key(keys.slice(int(at[large]), int(at[large]) + 1)).scan():
+                yield np.full(part.num_rows, at[large], dtype=np.int64), part
+        yield key_index[done:], found.rows.slice(done)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError, IncompatibleStateError, PenstockError
-from penstock.operators.cells import UNCHANGING, ColumnCell, PieceKeys, shown
-from penstock.operators.functions import check_takes
-from penstock.operators.states import ColumnState
-from penstock.operators.time_to_live import TTL
+from penstock.operators.state.cells import UNCHANGING, ColumnCell, PieceKeys, shown
+from penstock.operators.state.declarations import ColumnState, check_takes
+from penstock.operators.state.ttl import TTL
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]

@@ -14,18 +14,17 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError, UserCodeError
-from penstock.operators.list_state import ListCell, ListState
-from penstock.operators.map_cell import MapCell
-from penstock.operators.map_state import MapState, map_types
-from penstock.operators.states import SubtaskState, keyed_states, subtask_states
-from penstock.operators.table_cells import TableCell
+from penstock.operators.state.declarations import SubtaskState, keyed_states, subtask_states
+from penstock.operators.state.list_state import ListCell, ListState
+from penstock.operators.state.map_state import MapCell, MapState, map_types
+from penstock.operators.state.table_cells import TableCell
 from penstock.state.backends.base import OnRescale, OpenState, TableLayout
 from penstock.state.ddl import type_ddl
 from penstock.state.subtask_rows import SUBTASK, subtask_key
 from penstock.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.operators.process.keyed import Context
+    from penstock.operators.process.user_code import Context
     from penstock.state.ddl import Type
 
 ALL_ROWS = 1 << 40

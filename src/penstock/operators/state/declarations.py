@@ -6,6 +6,7 @@ things for a key is a `DeclaredState` with a table of its own.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -13,8 +14,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError
-from penstock.operators.batch_tables import BatchTable
-from penstock.operators.cells import (
+from penstock.operators.encoding import CANNOT_ENCODE, StoredForm, encoded
+from penstock.operators.outputs import SideOutput
+from penstock.operators.python_values import python_values
+from penstock.operators.state.batch_tables import BatchTable
+from penstock.operators.state.cells import (
     Cell,
     ColumnCell,
     ComparedContainerCell,
@@ -22,25 +26,23 @@ from penstock.operators.cells import (
     ValueCell,
     with_read_tracking,
 )
-from penstock.operators.encoding import CANNOT_ENCODE, encoded
-from penstock.operators.python_values import python_values
-from penstock.operators.side_outputs import SideOutput
-from penstock.operators.stamps import TouchTimes
-from penstock.operators.stored_form import StoredForm
-from penstock.operators.table_cells import TableCell
-from penstock.operators.table_rows import PieceRows
-from penstock.operators.time_to_live import TTL, time_to_live
-from penstock.operators.timers import is_timer_table, timer_tables
+from penstock.operators.state.table_cells import TableCell
+from penstock.operators.state.table_rows import PieceRows
+from penstock.operators.state.timers import is_timer_table, timer_tables
+from penstock.operators.state.ttl import TTL, TouchTimes, time_to_live
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.state.ddl import Type
 
 
 Kind = TypeVar("Kind", bound=ColumnCell)
+TIMERS = "timers"
+"""What the timers of an operator are called among its states."""
 
 
 class DeclaredState(ABC):
@@ -253,10 +255,6 @@ def state_layout(operator: object, key: pa.Schema) -> StateLayout:
     return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes, DECLARED_STATES)
 
 
-TIMERS = "timers"
-"""What the timers of an operator are called among its states."""
-
-
 class DeclaredStates(Parts):
     """Each column and each table is a state of own code, by its name. What is missing reads as if it had never been set."""
 
@@ -309,3 +307,30 @@ def refuse_state_assignment(operator: object, name: str, instead: str = "") -> N
         own = f"self.{name}{state.instead}"
         write = own if isinstance(state, SubtaskState) else instead or own
         raise StateAssignedError(f"{name} is state: write {write} instead of self.{name} = ...")
+
+
+def name_of(function: Any) -> str:
+    """How a function, or an object that has some, is called in a message."""
+    name = getattr(function, "__qualname__", None)
+    if isinstance(name, str):
+        return name
+    return repr(function) if callable(function) else type(function).__qualname__
+
+
+def check_takes(function: Any, number: int, what: str, given: str) -> None:
+    """Refuse what cannot be called with so many arguments; `given` says which they are. Of some built-in functions nobody can tell."""
+    if not callable(function):
+        raise ConfigError(
+            f"{what}={function!r} is not a function: give one that takes {given}", function=function
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*(None,) * number)
+    except TypeError as error:
+        called = f"called with {counted(number, 'argument')}{f' ({given})' if given else ''}"
+        raise ConfigError(
+            f"{what}={name_of(function)}{signature} cannot be {called}: {error}", function=function
+        ) from error

@@ -1,6 +1,11 @@
 """What stands in the place of a declared state while the operator runs: the state of the key whose turn it is. Executors.
 
 A cell holds the state of all keys of a piece, and `at` says which of them is meant: to go on to the next key costs one assignment.
+
+Rows that user code gives, results and side outputs, as they were when it gave them. Executors.
+
+They are encoded later, many together. What can be changed in place is copied before user code goes on: a dictionary that it fills anew
+for every result, a list that it appends to.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ import copy
 import functools
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -22,7 +27,8 @@ from typing_extensions import override
 from penstock.operators.python_values import python_values
 
 if TYPE_CHECKING:
-    from penstock.operators.stored_form import StoredForm
+    from penstock.operators.encoding import StoredForm
+
 
 UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
 """Types of values that nobody can change in place."""
@@ -310,3 +316,30 @@ def with_read_tracking(kind: type[ColumnCell]) -> type[Any]:
         if isinstance(found := getattr(kind, name, None), property) and found.fget is not None
     }
     return type(f"Looking{kind.__name__}", (kind,), {"__slots__": (), **looks})
+
+
+def may_change(schema: pa.Schema) -> bool:
+    """Whether a tuple for these columns may hold what can be changed in place."""
+    return any(may_be_changed(field.type) for field in schema)
+
+
+def copy_emitted(row: Any) -> Any:
+    """The row, with a copy of whatever in it can be changed in place."""
+    if isinstance(row, tuple):
+        return row if all(type(value) in UNCHANGING for value in row) else _copied(row)
+    if isinstance(row, Mapping):
+        return {name: safe_copy(value) for name, value in row.items()}
+    return safe_copy(row) if isinstance(row, list) else row
+
+
+def _copied(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """With the names that a named tuple has in its class, and a row of PySpark's in itself."""
+    made = tuple.__new__(type(row), map(safe_copy, row))
+    if hasattr(row, "__dict__"):
+        made.__dict__.update(row.__dict__)
+    return made
+
+
+def as_given_flat(row: Any) -> Any:
+    """The same where the columns are such that a tuple holds nothing that can be changed."""
+    return row if type(row) is tuple else copy_emitted(row)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators.cells import shown
+from penstock.operators.state.cells import shown
 from penstock.state.backends.base import TableLayout
 from penstock.state.lifetimes import LONG_AGO_US, Lifetime, Measure
 from penstock.wording import did_you_mean
@@ -21,7 +21,7 @@ from penstock.wording import did_you_mean
 if TYPE_CHECKING:
     from penstock.operators.process.column_state import BatchState
     from penstock.operators.process.columns import BatchKeys, BatchTimers
-    from penstock.operators.process.keyed import Context
+    from penstock.operators.process.user_code import Context
 
 EVENT_TIME, CLOCK = KINDS = ("event_time", "clock")
 """What a timer goes by, in the order in which those of a key fire."""

@@ -16,12 +16,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.cells import ColumnCell, deep_copy, may_be_changed, shown
 from penstock.operators.encoding import CANNOT_ENCODE, to_array, usual_types
-from penstock.operators.functions import check_takes, name_of
 from penstock.operators.python_values import python_values
-from penstock.operators.states import ColumnState
-from penstock.operators.time_to_live import TTL
+from penstock.operators.state.cells import ColumnCell, deep_copy, may_be_changed, shown
+from penstock.operators.state.declarations import ColumnState, check_takes, name_of
+from penstock.operators.state.ttl import TTL
 
 if TYPE_CHECKING:
     from penstock.state.ddl import Type

@@ -4,25 +4,66 @@ from __future__ import annotations
 
 import copy
 from abc import ABC
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.lazy_imports import optional_package
 from penstock.operators.array_like import as_array
-from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.table_rows import PieceRows, RowIds, how_many_before
+from penstock.operators.state.table_rows import PieceRows, RowIds, how_many_before
 from penstock.state.handle import GENERATION_SHIFT
 from penstock.wording import counted
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-
 KEY_INDEX = "key_index"
 """As user code calls it."""
+
+
+class BatchColumns:
+    """Columns of equal length: `columns["app"]` is an Arrow array, `to_pandas()` and `to_polars()` are a DataFrame."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        rows: int = self._table.num_rows
+        return rows
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._table.column_names:
+            raise BadRecordError(
+                f"process_batch() asked for the column {name!r}; there are {', '.join(self._table.column_names)}"
+            )
+        column = self._table.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns."""
+        names: list[str] = self._table.column_names
+        return names
+
+    def to_arrow(self) -> pa.Table:
+        """All columns as an Arrow table, without copying."""
+        return self._table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a pandas DataFrame. pandas has no null for whole numbers: a column with nulls becomes one of floats."""
+        frame: pd.DataFrame = self._table.to_pandas()
+        return frame
+
+    def to_polars(self) -> pl.DataFrame:
+        """All columns as a polars DataFrame, mostly without copying; needs the extra `polars`."""
+        polars = optional_package("polars", needed_by="to_polars()", extra="polars")
+        frame: Any = polars.from_arrow(self._table)
+        return frame  # type: ignore[no-any-return]
 
 
 class BatchTable(ABC):

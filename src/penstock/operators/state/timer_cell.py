@@ -11,10 +11,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import UserCodeError
-from penstock.operators.cells import Cell
 from penstock.operators.python_values import python_values
-from penstock.operators.stored_timers import DueTimers, Timers
-from penstock.operators.timers import (
+from penstock.operators.state.cells import Cell
+from penstock.operators.state.timers import (
     CLOCK,
     EVENT_TIME,
     KINDS,
@@ -25,6 +24,7 @@ from penstock.operators.timers import (
     moment,
     no_event_time,
 )
+from penstock.operators.task_time import DueTimers, Timers
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.operators.batch_tables import BatchList
-from penstock.operators.cells import deep_copy, may_be_changed, safe_copy, stored_equal
-from penstock.operators.states import TableState
-from penstock.operators.table_cells import Change, TableCell
-from penstock.operators.time_to_live import TTL, TimeToLive
+from penstock.operators.state.batch_tables import BatchList
+from penstock.operators.state.cells import deep_copy, may_be_changed, safe_copy, stored_equal
+from penstock.operators.state.declarations import TableState
+from penstock.operators.state.table_cells import Change, TableCell
+from penstock.operators.state.ttl import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.handle import GENERATION_SHIFT
