@@ -17,7 +17,7 @@ import msgspec
 
 from builders.plan_settings import plan_settings
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.beside import Beside, start_beside
+from penstock.dashboard.server_process import ServerProcess, start_server_process
 from penstock.dashboard.serving import bind, make_server
 from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.ids import NO_CHECKPOINT
@@ -138,9 +138,9 @@ def ui_options(ui: str | int = "127.0.0.1:8090", token: str | None = None, **opt
 
 
 @contextmanager
-def served(job: StoredJob, **options: Any) -> Iterator[Beside]:
+def served(job: StoredJob, **options: Any) -> Iterator[ServerProcess]:
     """The real server for a job, as a child process; without a token, unless one is given."""
-    beside = start_beside(job.storage, job.name, ui_options("127.0.0.1:0", **options))
+    beside = start_server_process(job.storage, job.name, ui_options("127.0.0.1:0", **options))
     try:
         beside.wait_until_ready(PATIENCE_S)
         yield beside
@@ -168,7 +168,7 @@ class InThread:
         self._thread.join()
 
 
-Server = Beside | InThread
+Server = ServerProcess | InThread
 
 
 def port_of(beside: Server) -> int:

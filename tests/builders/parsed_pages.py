@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from builders.job_views import (
     HOSTILE,
 )
-from penstock.dashboard.page_frame import PageFrame
+from penstock.dashboard.pages.render import PageFrame
 
 FRAME = PageFrame(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
 

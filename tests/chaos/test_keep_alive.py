@@ -20,7 +20,7 @@ from known_truth import JOB, Site, Traffic, assert_exact, assert_nothing_left_af
 from processes import GONE, MARK, _mark_of, until
 
 import penstock
-from penstock.dashboard.beside import start_beside
+from penstock.dashboard.server_process import start_server_process
 from penstock.dashboard.ui_options import UiOptions
 from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_run
@@ -149,7 +149,7 @@ class Page:
 @contextmanager
 def looked_at(site: Site) -> Iterator[Page]:
     with ExitStack() as stack:
-        server = start_beside(site.storage, JOB, UiOptions.checked("127.0.0.1:0"))
+        server = start_server_process(site.storage, JOB, UiOptions.checked("127.0.0.1:0"))
         stack.callback(server.close)
         try:
             browser = stack.enter_context(launched())

@@ -17,7 +17,7 @@ from test_savepoints import BACKENDS, Site, _hash, rows_of
 from builders.dashboard_site import TestClient, ui_options
 from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.checkpoint.metadata import write_metadata
-from penstock.dashboard import state_beside
+from penstock.dashboard import state_reader
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
@@ -245,12 +245,12 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
         going_on.wait()
         return b"{}"
 
-    monkeypatch.setattr(state_beside, "answer_beside", slow)
+    monkeypatch.setattr(state_reader, "read_in_process", slow)
     statuses: list[int] = []
     path = "/jobs/job/state/cards/_row.json"
     threads = [
         threading.Thread(target=lambda: statuses.append(client.get(path).status_code))
-        for _ in range(state_beside.AT_A_TIME)
+        for _ in range(state_reader.AT_A_TIME)
     ]
     for one in threads:
         one.start()
@@ -261,7 +261,7 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     going_on.set()
     for one in threads:
         one.join()
-    assert statuses == [200] * state_beside.AT_A_TIME
+    assert statuses == [200] * state_reader.AT_A_TIME
     assert client.get(path).status_code == 200
 
 
@@ -269,7 +269,7 @@ def test_state_that_unpacks_to_more_than_there_is_room_for_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file that declares few rows cannot take the memory of the server: the reading ends, and why is said."""
-    monkeypatch.setattr(state_beside, "MEMORY_BYTES", 32 << 20)
+    monkeypatch.setattr(state_reader, "MEMORY_BYTES", 32 << 20)
     site = Site(tmp_path)
     owner = claim(site.storage, 1.0)
     record_descent(owner, NO_CHECKPOINT)

@@ -27,8 +27,7 @@ from starlette.staticfiles import StaticFiles
 import penstock.dashboard
 from builders.job_views import held
 from penstock.dashboard import pages
-from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages.render import slug
+from penstock.dashboard.pages.render import PageFrame, slug
 from penstock.requests.request_client import Outcome
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView

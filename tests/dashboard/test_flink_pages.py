@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builders.job_views import NOW, bare_view, rich_view
-from penstock.dashboard.flink.words import vertex_id
+from penstock.dashboard.flink.terms import vertex_id
 from penstock.status.jobs import FoundJob
 from penstock.status.view import JobState, JobView
 from services import flink_pages

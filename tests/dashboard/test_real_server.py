@@ -13,7 +13,7 @@ from services.watched_page import every_page_holds
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from penstock.dashboard.beside import Beside
+    from penstock.dashboard.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredJob]:
 
 
 @pytest.fixture(scope="module")
-def site(job: StoredJob) -> Iterator[Beside]:
+def site(job: StoredJob) -> Iterator[ServerProcess]:
     with served(job) as beside:
         yield beside
 
 
-def test_every_page_holds_through_the_server(chromium: Browser, site: Beside) -> None:
+def test_every_page_holds_through_the_server(chromium: Browser, site: ServerProcess) -> None:
     """Under the server's own policy: no error, no request elsewhere, nothing overflows, all can be read."""
     every_page_holds(chromium, site.address, "views")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, served, ui_options
-from penstock.dashboard.beside import start_beside
+from penstock.dashboard.server_process import start_server_process
 from penstock.requests.request_files import Done, Kind, Listing, answer, read_request
 from services.watched_page import watched
 
@@ -96,7 +96,7 @@ def test_a_server_that_dies_and_comes_back(chromium: Browser, job: StoredJob) ->
         os.kill(server.pid, signal.SIGKILL)
         seen.page.locator("#old").wait_for(state="visible")
         again = ui_options(server.address.removeprefix("http://"))
-        with closing(start_beside(job.storage, job.name, again)):
+        with closing(start_server_process(job.storage, job.name, again)):
             seen.page.locator("#old").wait_for(state="hidden")
             job.live(rows_per_s=777.0)
             seen.page.get_by_text("777 rows/s").first.wait_for()

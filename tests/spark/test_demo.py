@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.checkpoint_tables import list_checkpoints
-from penstock.cli.job_lookup import open_job
+from penstock.cli.job_arguments import open_job
 from penstock.demo.settings import JOB, DemoSettings
 
 pytestmark = pytest.mark.spark

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.flink.checkpoints import checkpoint_details, checkpointing_statistics
-from penstock.dashboard.flink.jobs import exceptions, job_detail
+from penstock.dashboard.flink.job_details import exceptions, job_detail
 from penstock.dashboard.metrics import exposition
 from penstock.status.events import (
     CheckpointCommitted,

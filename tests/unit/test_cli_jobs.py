@@ -16,9 +16,9 @@ from builders.calling_penstock import Penstock, caller
 from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 from penstock.cli import watch
 from penstock.cli.console import plain_console
-from penstock.cli.job_lookup import within
+from penstock.cli.job_arguments import within
 from penstock.cli.status_screen import exit_code, status_json
-from penstock.cli.watch_screen import WatchScreen, event_line
+from penstock.cli.watch import WatchScreen, event_line
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.ownership.run_ends import RunOutcome

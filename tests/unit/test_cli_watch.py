@@ -22,7 +22,7 @@ from rich.console import ConsoleDimensions
 from builders.stored_jobs import PLAN, died, healthy, late
 from penstock.cli.console import plain_console, sparkline
 from penstock.cli.status_screen import lines
-from penstock.cli.watch_screen import StatusChanges, WatchScreen
+from penstock.cli.watch import StatusChanges, WatchScreen
 from penstock.clock import SYSTEM_CLOCK
 from penstock.status import events as told
 from penstock.status.job_watcher import look_at

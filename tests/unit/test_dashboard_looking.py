@@ -14,12 +14,12 @@ import pytest
 
 from builders.dashboard_site import StoredJob
 from penstock.dashboard import looking
-from penstock.dashboard.flink.jobs import jobs_overview
+from penstock.dashboard.flink.job_details import jobs_overview
 from penstock.dashboard.json_models import overview as overview_twin
 from penstock.dashboard.looking import ASLEEP_EVERY_S, FIND_EVERY_S, STALE_S, StorageLooker
 from penstock.dashboard.metrics import exposition
-from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages import overview as overview_page
+from penstock.dashboard.pages.render import PageFrame
 from penstock.errors import ConfigError
 from penstock.status.health import needs_attention, verdict
 from penstock.status.jobs import FoundJob

@@ -32,8 +32,7 @@ from builders.job_views import (
 from builders.parsed_pages import FRAME, Parsed
 from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import json_models, pages
-from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages.render import environment
+from penstock.dashboard.pages.render import PageFrame, environment
 from penstock.requests.request_client import Outcome
 from penstock.status.events import (
     CheckpointCommitted,

@@ -14,7 +14,7 @@ from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.pages import job_pages
-from penstock.dashboard.static_files import StaticFiles
+from penstock.dashboard.responses import StaticFiles
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
 from penstock.status.events import SavepointMade
 from penstock.status.jobs import job_id

@@ -26,10 +26,10 @@ from builders.job_views import (
     story,
     subtasks,
 )
-from penstock.dashboard.pages.drawing import Box, Drawing, draw
-from penstock.dashboard.pages.facts import node_facts
-from penstock.dashboard.pages.phases import (
+from penstock.dashboard.pages.job_graph import Box, Drawing, draw, node_facts
+from penstock.dashboard.pages.timings import (
     LEGEND,
+    MOST_LANES,
     Point,
     bar,
     full_bar_ms,
@@ -38,8 +38,8 @@ from penstock.dashboard.pages.phases import (
     sparkline,
     split,
     split_ms,
+    timeline,
 )
-from penstock.dashboard.pages.timeline import MOST_LANES, timeline
 from penstock.status.backlog import Behind, total_behind
 from penstock.status.checkpoint_history import history
 from penstock.status.events import Event, FirstBatch

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, get, port_of, served
-from penstock.dashboard import beside as beside_module
-from penstock.dashboard.beside import start_beside
+from penstock.dashboard import server_process
+from penstock.dashboard.server_process import start_server_process
 from penstock.dashboard.serving import bind
 from penstock.dashboard.ui_options import UiOptions
 from penstock.errors import ConfigError, UnavailableError
@@ -25,10 +25,10 @@ from services.patience import PATIENCE_S, tries
 
 DRIVER = """
 import os, sys, time
-from penstock.dashboard.beside import start_beside
+from penstock.dashboard.server_process import start_server_process
 from penstock.dashboard.ui_options import UiOptions
 from penstock.storage import LocalStorage
-beside = start_beside(LocalStorage(sys.argv[1]), "views", UiOptions.checked("127.0.0.1:0"))
+beside = start_server_process(LocalStorage(sys.argv[1]), "views", UiOptions.checked("127.0.0.1:0"))
 beside.wait_until_ready(900)
 fork = 0
 if sys.argv[2] == "fork":
@@ -112,7 +112,7 @@ def test_it_imports_nothing_from_where_the_driver_was_started(
     elsewhere.mkdir()
     (elsewhere / "uvicorn.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(elsewhere)
-    beside = start_beside(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
+    beside = start_server_process(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
     try:
         beside.wait_until_ready(PATIENCE_S)
     finally:
@@ -123,7 +123,7 @@ def test_its_death_is_logged_and_it_comes_back_at_the_same_address(
     job: StoredJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job goes on; after the pause it is started again."""
-    monkeypatch.setattr(beside_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(server_process, "PAUSE_S", 0.0)
     with served(job, token=TOKEN) as server, caplog.at_level(logging.WARNING):
         first = server.pid
         os.kill(first, signal.SIGKILL)
@@ -157,14 +157,14 @@ def test_a_port_that_is_taken_is_refused_at_once(job: StoredJob) -> None:
         with pytest.raises(
             ConfigError, match=rf"127\.0\.0\.1:{port}: another program has the port.*Choose another port"
         ):
-            start_beside(job.storage, job.name, UiOptions.checked(port))
+            start_server_process(job.storage, job.name, UiOptions.checked(port))
 
 
 def test_another_dashboard_on_the_port_is_told(job: StoredJob) -> None:
     """With its process, so that one can look at it."""
     told = "a dashboard of Penstock .* is there already, process"
     with served(job, token=TOKEN) as server, pytest.raises(ConfigError, match=f"{told} {server.pid}"):
-        start_beside(job.storage, job.name, UiOptions.checked(port_of(server)))
+        start_server_process(job.storage, job.name, UiOptions.checked(port_of(server)))
 
 
 def test_the_next_free_port_is_taken_where_several_are_allowed(job: StoredJob) -> None:
@@ -186,13 +186,13 @@ def test_missing_packages_are_refused(job: StoredJob, monkeypatch: pytest.Monkey
     """With what to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigError, match=r"the dashboard needs the package uvicorn.*\[ui\]"):
-        start_beside(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
+        start_server_process(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
 
 
 def test_one_that_cannot_start_says_why(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it hears the last words of the process; others go on."""
-    monkeypatch.setattr(beside_module, "_MODESTLY", "import sys; sys.exit('no memory left')")
-    server = start_beside(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
+    monkeypatch.setattr(server_process, "_MODESTLY", "import sys; sys.exit('no memory left')")
+    server = start_server_process(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
     try:
         with pytest.raises(UnavailableError, match="did not start: no memory left"):
             server.wait_until_ready(PATIENCE_S)

@@ -12,7 +12,7 @@ import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, connect, get, port_of, raw, served
 from penstock.dashboard.access import MOST_STREAMS
-from penstock.dashboard.beside import Beside
+from penstock.dashboard.server_process import ServerProcess
 from services.patience import PATIENCE_S, tries
 
 
@@ -26,19 +26,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredJob]:
 
 
 @pytest.fixture(scope="module")
-def server(job: StoredJob) -> Iterator[Beside]:
+def server(job: StoredJob) -> Iterator[ServerProcess]:
     """Its server."""
     with served(job) as beside:
         yield beside
 
 
-def healthy(server: Beside) -> None:
+def healthy(server: ServerProcess) -> None:
     """It is the same process, and answers."""
     status, said = get(server, "/healthz")
     assert (status, said["pid"]) == (200, server.pid)
 
 
-def post(server: Beside, path: str, length: int, *headers: str) -> str:
+def post(server: ServerProcess, path: str, length: int, *headers: str) -> str:
     lines = [
         f"POST {path} HTTP/1.1",
         f"Host: 127.0.0.1:{port_of(server)}",
@@ -48,7 +48,7 @@ def post(server: Beside, path: str, length: int, *headers: str) -> str:
     return "\r\n".join([*lines, "", ""])
 
 
-def test_a_job_is_shown(server: Beside) -> None:
+def test_a_job_is_shown(server: ServerProcess) -> None:
     """The child process shows the one job."""
     status, said = get(server, "/index.json")
     assert status == 200
@@ -57,13 +57,13 @@ def test_a_job_is_shown(server: Beside) -> None:
     ]
 
 
-def test_only_its_own_job_is_shown(server: Beside, job: StoredJob) -> None:
+def test_only_its_own_job_is_shown(server: ServerProcess, job: StoredJob) -> None:
     """Another one in the same storage is not its business."""
     StoredJob(job.place, "other")
     assert get(server, "/jobs/other.json")[0] == 404
 
 
-def test_ten_megabytes_are_refused_before_they_come(server: Beside) -> None:
+def test_ten_megabytes_are_refused_before_they_come(server: ServerProcess) -> None:
     """413 for the header alone: nothing of the body is waited for."""
     status, answer = raw(server, post(server, "/jobs/views/actions/stop", 10_000_000))
     assert status == 413
@@ -71,7 +71,7 @@ def test_ten_megabytes_are_refused_before_they_come(server: Beside) -> None:
     healthy(server)
 
 
-def test_ten_megabytes_without_a_length_are_not_read(server: Beside, job: StoredJob) -> None:
+def test_ten_megabytes_without_a_length_are_not_read(server: ServerProcess, job: StoredJob) -> None:
     """The server has let go of the client long before all is sent, and its memory does not grow by that."""
     before = psutil.Process(server.pid).memory_info().rss
     with connect(server) as client:
@@ -90,7 +90,7 @@ def test_ten_megabytes_without_a_length_are_not_read(server: Beside, job: Stored
     healthy(server)
 
 
-def test_two_hundred_streams(server: Beside) -> None:
+def test_two_hundred_streams(server: ServerProcess) -> None:
     """So many are open as are allowed; further ones are told to come later, and pages are answered all the same."""
     ask = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{port_of(server)}\r\n\r\n".encode()
     statuses = []
@@ -115,7 +115,7 @@ def test_two_hundred_streams(server: Beside) -> None:
     pytest.fail("no stream is free")
 
 
-def test_the_head_of_a_stream_ends(server: Beside) -> None:
+def test_the_head_of_a_stream_ends(server: ServerProcess) -> None:
     """Somebody who only looks whether it is there takes no place."""
     status, answer = raw(
         server, f"HEAD /events HTTP/1.1\r\nHost: 127.0.0.1:{port_of(server)}\r\nConnection: close\r\n\r\n"
@@ -124,7 +124,7 @@ def test_the_head_of_a_stream_ends(server: Beside) -> None:
     assert b"text/event-stream" in answer
 
 
-def test_a_stream_tells_what_is_new(server: Beside, job: StoredJob) -> None:
+def test_a_stream_tells_what_is_new(server: ServerProcess, job: StoredJob) -> None:
     """First how the job is, then each change, with a revision that grows."""
     with connect(server) as client, client.makefile("rb") as lines:
         client.sendall(
@@ -160,7 +160,7 @@ def test_a_stream_tells_what_is_new(server: Beside, job: StoredJob) -> None:
         "GET /static//etc/passwd HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
     ],
 )
-def test_nonsense_is_refused(server: Beside, text: str) -> None:
+def test_nonsense_is_refused(server: ServerProcess, text: str) -> None:
     """With a status of 400 or above, or no answer at all; the server goes on."""
     status, answer = raw(server, text)
     assert status == 0 or status >= 400
@@ -168,7 +168,7 @@ def test_nonsense_is_refused(server: Beside, text: str) -> None:
     healthy(server)
 
 
-def test_a_foreign_name_is_refused(server: Beside) -> None:
+def test_a_foreign_name_is_refused(server: ServerProcess) -> None:
     """421, as somebody would see it whose name was made to lead here."""
     status, answer = raw(server, "GET /index.json HTTP/1.1\r\nHost: evil.com:80\r\nConnection: close\r\n\r\n")
     assert status == 421
@@ -189,7 +189,7 @@ def test_with_a_token(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
         assert TOKEN not in str(process.environ())
 
 
-def test_many_at_once(server: Beside) -> None:
+def test_many_at_once(server: ServerProcess) -> None:
     """A hundred clients that ask at the same time are all answered."""
     statuses: list[int] = []
 

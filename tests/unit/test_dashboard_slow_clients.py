@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from builders.dashboard_site import TOKEN, InThread, StoredJob, connect, get, port_of, ui_options
-from penstock.dashboard import connections
+from penstock.dashboard import gate
 from services.patience import tries
 
 
@@ -27,8 +27,8 @@ def job(tmp_path: Path) -> StoredJob:
 @pytest.fixture
 def server(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[InThread]:
     """One that waits for half a second."""
-    monkeypatch.setattr(connections, "REQUEST_S", 0.5)
-    monkeypatch.setattr(connections, "READING_S", 0.5)
+    monkeypatch.setattr(gate, "REQUEST_S", 0.5)
+    monkeypatch.setattr(gate, "READING_S", 0.5)
     made = InThread(job.place, ui_options("127.0.0.1:0"))
     yield made
     made.close()
@@ -118,8 +118,8 @@ def test_clients_that_do_not_read_cost_so_much_together(
     job: StoredJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond that, who has waited longest is cut off, although the deadline is far away; who reads gets all of it."""
-    monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 300_000)
-    monkeypatch.setattr(connections, "READING_S", 1e6)
+    monkeypatch.setattr(gate, "MOST_UNREAD_BYTES", 300_000)
+    monkeypatch.setattr(gate, "READING_S", 1e6)
     server = InThread(job.place, ui_options("127.0.0.1:0"))
     path = "/jobs/views/checkpoints.json"
     asked = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port_of(server)}\r\n\r\n" * 100
@@ -143,7 +143,7 @@ def test_clients_that_do_not_read_cost_so_much_together(
 
 def test_strangers_lock_nobody_out(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has no token may hold so many connections; the oldest of them goes, and never one on which a token was shown."""
-    monkeypatch.setattr(connections, "MOST_STRANGERS", 20)
+    monkeypatch.setattr(gate, "MOST_STRANGERS", 20)
     monkeypatch.setattr("penstock.dashboard.serving.MOST_CONNECTIONS", 30)
     server = InThread(job.place, ui_options("127.0.0.1:0", TOKEN))
     bearer = f"Authorization: Bearer {TOKEN}"

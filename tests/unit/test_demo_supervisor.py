@@ -15,7 +15,7 @@ from penstock.demo.display import DemoDisplay
 from penstock.demo.settings import DemoSettings, Finished, Killed, Message, Moved
 from penstock.demo.supervisor import DemoSupervisor
 from penstock.errors import JobFailedError
-from penstock.testing.kill_points import KillMoment
+from penstock.testing.faulty_storage import KillMoment
 
 SAYING = """
 import os, signal, sys

@@ -9,9 +9,16 @@ import msgspec
 import pytest
 
 from builders.job_views import NOW, RICH_PLAN, bare_view, rich_view
-from penstock.dashboard.flink import checkpoints, jobs, vertices
-from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics, listed
-from penstock.dashboard.flink.words import JOB_STATES, job_state, nodes, vertex_id
+from penstock.dashboard.flink import checkpoints, job_details, vertices
+from penstock.dashboard.flink.terms import (
+    DESCRIBED,
+    JOB_STATES,
+    job_metrics,
+    job_state,
+    listed,
+    nodes,
+    vertex_id,
+)
 from penstock.status.view import JobState, JobView
 
 VIEWS = [
@@ -36,15 +43,15 @@ def vertex_shapes(view: JobView) -> list[Any]:
 
 def everything(view: JobView) -> list[Any]:
     return [
-        jobs.jobs_overview([view]),
-        jobs.job_detail(view),
-        jobs.job_config(view),
-        jobs.applications([view]),
-        jobs.application_detail(view),
-        jobs.cluster_overview([view], "x"),
+        job_details.jobs_overview([view]),
+        job_details.job_detail(view),
+        job_details.job_config(view),
+        job_details.applications([view]),
+        job_details.application_detail(view),
+        job_details.cluster_overview([view], "x"),
         checkpoints.checkpointing_statistics(view),
         checkpoints.checkpoint_config(view),
-        jobs.exceptions(view),
+        job_details.exceptions(view),
         job_metrics(view),
         *vertex_shapes(view),
     ]
@@ -88,7 +95,7 @@ def test_states(state: JobState, supervised: bool, shown: str) -> None:
     view = rich_view(state=state, supervised=supervised)
     assert job_state(view) == shown
     over = shown in ("FINISHED", "CANCELED", "FAILED")
-    item = jobs.overview_item(view)
+    item = job_details.overview_item(view)
     assert (item["end-time"] == -1) is not over
     assert item["tasks"]["total"] == 4
     assert {job_state(rich_view(state=one)) for one in JobState} <= set(JOB_STATES)
@@ -97,7 +104,7 @@ def test_states(state: JobState, supervised: bool, shown: str) -> None:
 def test_the_graph() -> None:
     """Vertices are those of the plan, connected as it says, and a text with angle brackets cannot become a tag."""
     view = rich_view()
-    plan = jobs.plan(view)
+    plan = job_details.plan(view)
     ids = {node.uid: vertex_id(view, node.uid) for node in RICH_PLAN.nodes}
     assert [node["id"] for node in plan["nodes"]] == list(ids.values())
     assert [[one["id"] for one in node["inputs"]] for node in plan["nodes"]] == [
@@ -109,7 +116,7 @@ def test_the_graph() -> None:
     assert all(len(one) == 32 for one in ids.values())
     rows = [
         (one["metrics"]["read-records"], one["metrics"]["write-records"])
-        for one in jobs.job_detail(view)["vertices"]
+        for one in job_details.job_detail(view)["vertices"]
     ]
     assert rows == [(0, 123_456), (123_000, 4000), (4000, 0)]
 
@@ -164,13 +171,13 @@ def test_checkpoint_settings() -> None:
 
 def test_exceptions() -> None:
     """A failure is told root cause first, with what was decided and what it cost; more than are asked for are not shown."""
-    found = jobs.exceptions(rich_view())
+    found = job_details.exceptions(rich_view())
     (entry,) = found["exceptionHistory"]["entries"]
     assert entry["exceptionName"] == "UserCodeError"
     assert entry["stacktrace"].startswith("ZeroDivisionError: division by zero\n")
     for part in ("tried again after 1 s", "checkpoint 39", "11.0 s", "55", "Traceback"):
         assert part in entry["stacktrace"]
-    none = jobs.exceptions(rich_view(), most=0)["exceptionHistory"]
+    none = job_details.exceptions(rich_view(), most=0)["exceptionHistory"]
     assert none == {"entries": [], "truncated": True}
 
 

@@ -18,9 +18,8 @@ from starlette.applications import Starlette
 
 from builders.asgi_client import AsgiClient
 from builders.job_views import NOW, RICH_LIVE, bare_view, rich_view
-from penstock.dashboard.flink.job_metrics import DESCRIBED
-from penstock.dashboard.metric_families import FAMILIES
-from penstock.dashboard.metrics import exposition, metrics_route
+from penstock.dashboard.flink.terms import DESCRIBED
+from penstock.dashboard.metrics import FAMILIES, exposition, metrics_route
 from penstock.status.events import Event
 from penstock.status.jobs import FoundJob
 from penstock.status.live import OperatorLive, SinkLive

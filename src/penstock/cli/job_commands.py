@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.arguments import AsJson, NameOfJob, StorageOfJob, Storages, job_names
-from penstock.cli.exits import CouldNotError
+from penstock.cli.job_arguments import AsJson, NameOfJob, StorageOfJob, Storages, job_names
 from penstock.config import whole_number
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
+
+
+class CouldNotError(ConfigError):
+    """Failed command whose exit code 1 has another meaning, as with `diff`: it ends with 2."""
 
 
 def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
@@ -19,7 +22,7 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     """
     from penstock.cli import job_tables
     from penstock.cli.console import print_json, table_console
-    from penstock.cli.job_lookup import jobs_in
+    from penstock.cli.job_arguments import jobs_in
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
     from penstock.status.jobs import linked_jobs
@@ -43,7 +46,7 @@ def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fa
     Exit code 0: it is well, comes back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody.
     """
     from penstock.cli.console import print_json, table_console
-    from penstock.cli.job_lookup import PATIENCE_S, found_job, within
+    from penstock.cli.job_arguments import PATIENCE_S, found_job, within
     from penstock.cli.status_screen import exit_code, screen, status_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
@@ -69,7 +72,7 @@ def failures(
 ) -> None:
     """List the failures of a job: what happened, what was decided, which checkpoint was restored, what it cost."""
     from penstock.cli.console import print_json
-    from penstock.cli.job_lookup import found_job
+    from penstock.cli.job_arguments import found_job
     from penstock.cli.job_tables import print_failures
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
@@ -86,7 +89,7 @@ def watch(storage: StorageOfJob, job: NameOfJob = None) -> None:
 
     Without a terminal it prints a line for every change.
     """
-    from penstock.cli.job_lookup import found_job, is_job, refuse_missing
+    from penstock.cli.job_arguments import found_job, is_job, refuse_missing
     from penstock.cli.watch import watch as watch_jobs
     from penstock.status.jobs import find_jobs
 
@@ -123,7 +126,7 @@ def checkpoints(
         with_history,
     )
     from penstock.cli.console import print_json
-    from penstock.cli.job_lookup import found_job
+    from penstock.cli.job_arguments import found_job
     from penstock.config import whole_number
 
     number = whole_number("--last", last, minimum=0)
@@ -139,7 +142,7 @@ def checkpoints(
 
 def runs(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
     """List the runs of a job: when and where they began, from which checkpoint, how they ended and why."""
-    from penstock.cli.job_lookup import found_job
+    from penstock.cli.job_arguments import found_job
     from penstock.cli.job_tables import print_runs, print_runs_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.ownership.run_list import list_runs

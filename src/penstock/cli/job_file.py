@@ -13,14 +13,16 @@ import ast
 import importlib.util
 import logging
 import os
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from penstock.cli.exits import JobFileError, ended_by_ctrl_c, where_in
 from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.serving import bind, check_installed
 from penstock.dashboard.ui_options import UiOptions
@@ -39,6 +41,10 @@ from penstock.wording import did_you_mean
 
 DEFAULT_NAME = "job"
 _MODULE = "penstock_job_file"
+
+
+class JobFileError(ConfigError):
+    """The user's file cannot be loaded."""
 
 
 def load_job(file: Path, name: str | None = None) -> Job:
@@ -120,11 +126,37 @@ def _blaming(file: Path) -> Iterator[None]:
     except PenstockError:
         raise
     except Exception as error:
-        broken = JobFileError(f"{where_in(file, error)}: {type(error).__name__}: {error}")
+        broken = JobFileError(f"{_where_in(file, error)}: {type(error).__name__}: {error}")
         broken.add_note(
             "  Mend it there; `penstock --debug ...` shows the whole traceback. Nothing was started."
         )
         raise broken from error
+
+
+def _where_in(file: Path, error: BaseException) -> str:
+    """The last line of `file` that an exception went through, as 'file.py, line 7'."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{file.name}, line {error.lineno}"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+    ]
+    return f"{file.name}, line {lines[-1]}" if lines else file.name
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """While the user's file is loaded and may start Spark, Ctrl-C ends the process as SIGTERM does, without an exception.
+
+    If PySpark is waiting for its JVM at that moment, the JVM ends by itself when it sees that the process is gone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _make_neighbours_importable(folder: Path) -> None:

@@ -11,8 +11,8 @@ import typer
 from penstock import __version__
 from penstock.cli import job_commands, request_commands, run_commands
 from penstock.cli.console import visible
-from penstock.cli.dashboard_command import dashboard
-from penstock.cli.exits import explain
+from penstock.cli.run_commands import dashboard
+from penstock.errors import InternalError, PenstockError
 from penstock.exit_codes import exit_code_of
 from penstock.log_fields import LogForm, is_json, log_as_json, wanted_form
 
@@ -69,10 +69,21 @@ def main() -> None:
 
 def _say(error: Exception) -> None:
     """On standard error: as a line of the log where that is to be JSON."""
+    text = "\n".join([_explanation(error), *getattr(error, "__notes__", ())])
     if is_json():
-        _log.error("%s", explain(error), exc_info=error)
+        _log.error("%s", text, exc_info=error)
     else:
-        sys.stderr.write(f"penstock: {visible(explain(error))}\n")
+        sys.stderr.write(f"penstock: {visible(text)}\n")
+
+
+def _explanation(error: Exception) -> str:
+    if isinstance(error, InternalError):
+        return (
+            f"{error}\nThis is a bug in Penstock: please report it, with the output of `penstock --debug ...`"
+        )
+    if isinstance(error, PenstockError):
+        return str(error)
+    return f"{type(error).__name__}: {error}\n`penstock --debug ...` shows where it comes from"
 
 
 def _print_version(*, wanted: bool) -> None:

@@ -7,16 +7,20 @@ The progress comes from the job's live status. On a terminal it is one line that
 
 from __future__ import annotations
 
-from contextlib import closing
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 
+from penstock import exit_codes
 from penstock.checkpoint.completed import Completed
-from penstock.cli.arguments import AsJson, NameOfJob, Patience, StorageOfJob
 from penstock.cli.console import in_brief, visible
-from penstock.cli.exits import exits_by_signals
+from penstock.cli.job_arguments import AsJson, NameOfJob, Patience, StorageOfJob
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import seconds, whole_number
 from penstock.errors import PenstockError
@@ -38,9 +42,7 @@ def trigger(
 ) -> None:
     """Let a running job complete a checkpoint of all that it has processed by now. Prints its number."""
     from penstock.cli.console import print_json
-    from penstock.cli.job_lookup import open_job
-    from penstock.cli.request_commands import ask
-    from penstock.requests.request_files import Kind
+    from penstock.cli.job_arguments import open_job
 
     done = ask(open_job(storage, job), Kind.CHECKPOINT, timeout)
     if as_json:
@@ -73,8 +75,7 @@ def savepoint(
     Prints the folder that it is in.
     """
     from penstock.cli.console import print_json
-    from penstock.cli.job_lookup import open_job
-    from penstock.cli.request_commands import make
+    from penstock.cli.job_arguments import open_job
 
     if checkpoint is not None:
         whole_number("--checkpoint", checkpoint, minimum=0)
@@ -105,9 +106,7 @@ def stop(
     Prints the folder of the savepoint, if one was wanted.
     """
     from penstock.cli.console import print_json
-    from penstock.cli.job_lookup import open_job
-    from penstock.cli.request_commands import ask, folder, how_it_ended
-    from penstock.requests.request_files import Kind
+    from penstock.cli.job_arguments import open_job
 
     wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
     ended = ask(open_job(storage, job), Kind.STOP, timeout, **wish)
@@ -123,9 +122,7 @@ def cancel(
 ) -> None:
     """End a running job without a last checkpoint. What it keeps is decided by its `checkpoint.on_cancel`."""
     from penstock.cli.console import print_json
-    from penstock.cli.job_lookup import open_job
-    from penstock.cli.request_commands import ask, how_it_ended
-    from penstock.requests.request_files import Kind
+    from penstock.cli.job_arguments import open_job
 
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
     typer.echo(how_it_ended(ended), err=True)
@@ -182,9 +179,31 @@ def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
     """Ask the run that owns the job, and wait; progress is told on standard error. A folder that it would refuse is refused here."""
     to = options.get("to")
     check_folder(storage, to if isinstance(to, str) else None)
-    with closing(RequestProgress(storage, terminal_line())) as shown, exits_by_signals():
+    with closing(RequestProgress(storage, terminal_line())) as shown, _exit_on_signals():
         asking = RequestClient(storage, tell=shown.tell, meanwhile=shown.look)
         return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Raise `SystemExit` on SIGTERM and SIGHUP, so that the command withdraws a request that the job has not accepted."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(exit_codes.BY_SIGNAL + number)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    ours = [
+        number for number, handler in before.items() if handler is signal.SIG_DFL
+    ]  # `nohup` ignores SIGHUP
+    for number in ours:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: str) -> Facts:

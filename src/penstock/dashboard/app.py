@@ -27,17 +27,18 @@ from penstock.dashboard.flink import flink_routes
 from penstock.dashboard.gate import Gate, Guesses, TooLargeError, asker, too_large
 from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.metrics import metrics_route
-from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.page_routes import Pages, savepoint_routes, seen_job
+from penstock.dashboard.page_routes import Pages, seen_job
+from penstock.dashboard.pages.render import PageFrame
 from penstock.dashboard.responses import (
+    StaticFiles,
     json_answer,
     local_path,
     page_answer,
     refused,
     with_cookie,
 )
-from penstock.dashboard.state_beside import StateReader, lookup_routes
-from penstock.dashboard.static_files import StaticFiles
+from penstock.dashboard.savepoints import savepoint_routes
+from penstock.dashboard.state_reader import StateReader, lookup_routes
 from penstock.dashboard.stream import Streams
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.version import __version__

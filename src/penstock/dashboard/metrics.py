@@ -1,9 +1,14 @@
-"""`/metrics` for Prometheus: what `flink.job_metrics` knows under Flink's names, and what is ours. The dashboard's process."""
+"""What is measured of a job beyond Flink's names: each family with its type, its labels and where its values come from. Pure.
+
+A family begins with `penstock_`, a counter ends with `_total`, units are last in names. A value that nobody knows is left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, generate_latest
@@ -13,12 +18,320 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics
-from penstock.dashboard.flink.words import is_over
+from penstock.dashboard.flink.terms import DESCRIBED, is_over, job_metrics
 from penstock.dashboard.looking import Looker
-from penstock.dashboard.metric_families import FAMILIES, Family
 from penstock.status.backlog import source_behind
-from penstock.status.view import JobView
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
+from penstock.status.view import JobState, JobView
+
+Labels = tuple[str, ...]
+Values = Iterable[tuple[Labels, float]]
+_Part = TypeVar("_Part", SourceLive, OperatorLive, SinkLive)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Some series that are one measurement. `labels` come behind those of the job."""
+
+    name: str
+    text: str
+    values: Callable[[JobView], Values]
+    labels: Labels = ()
+    counter: bool = False
+
+
+def _one(value: Callable[[JobView], float | None]) -> Callable[[JobView], Values]:
+    """A single value of the whole job."""
+
+    def values(view: JobView) -> Iterator[tuple[Labels, float]]:
+        found = value(view)
+        if found is not None:
+            yield (), found
+
+    return values
+
+
+def _live(value: Callable[[Progress], float | None]) -> Callable[[JobView], Values]:
+    """A single value that the job says of itself."""
+    return _one(lambda view: None if view.live is None else value(view.live))
+
+
+def _parts(
+    parts: Callable[[Progress], Mapping[str, _Part]], value: Callable[[JobView, _Part], float | None]
+) -> Callable[[JobView], Values]:
+    """A value of each source, operator or sink."""
+
+    def values(view: JobView) -> Iterator[tuple[Labels, float]]:
+        for uid, part in (parts(view.live) if view.live is not None else {}).items():
+            found = value(view, part)
+            if found is not None:
+                yield (uid,), found
+
+    return values
+
+
+def _sources(value: Callable[[JobView, SourceLive], float | None]) -> Callable[[JobView], Values]:
+    return _parts(lambda live: live.sources, value)
+
+
+def _operators(value: Callable[[JobView, OperatorLive], float | None]) -> Callable[[JobView], Values]:
+    return _parts(lambda live: live.operators, value)
+
+
+def _sinks(value: Callable[[JobView, SinkLive], float | None]) -> Callable[[JobView], Values]:
+    return _parts(lambda live: live.sinks, value)
+
+
+def _states(view: JobView) -> Values:
+    return [((state.value,), float(state is view.state)) for state in JobState]
+
+
+def _info(view: JobView) -> Values:
+    plan = view.plan
+    return [] if plan is None else [((plan.guarantee, plan.settings.mode, plan.penstock, plan.spark), 1.0)]
+
+
+def _phases(view: JobView) -> Values:
+    last = view.last_completed
+    if last is None:
+        return []
+    phases = {
+        "batch": last.batch_ms,
+        "alignment": last.alignment_ms,
+        "synchronous": last.sync_ms,
+        "asynchronous": last.async_ms,
+        "complete": last.complete_ms,
+        "commit": last.commit_ms,
+    }
+    return [((name,), took / 1000) for name, took in phases.items()]
+
+
+def _lag_s(view: JobView, watermark_us: int | None) -> float | None:
+    """How far a watermark is behind: of a job that is over, at the moment when it said so last."""
+    if watermark_us is None or view.live is None:
+        return None
+    now = view.now if view.state.is_alive else view.live.at
+    return now - watermark_us / 1e6
+
+
+def _since_s(view: JobView, moment: float) -> float:
+    """How long ago; 0 when there is nothing that began."""
+    return max(0.0, view.now - moment) if moment else 0.0
+
+
+def _rows_per_s(view: JobView) -> float | None:
+    """While no run is up, nothing is read, whatever it said last."""
+    return None if view.live is None else view.live.rows_per_s if view.is_up else 0.0
+
+
+def _last_down_s(view: JobView) -> float | None:
+    known = (failure.down_s for failure in view.failures)
+    return next((down for down in known if down is not None), None)
+
+
+_JOB = (
+    Family("penstock_job_state", "1 for the state that the job is in, 0 for the others", _states, ("state",)),
+    Family(
+        "penstock_job_supervised",
+        "Whether a supervisor starts the job again when its process dies",
+        _one(lambda view: float(view.supervised)),
+    ),
+    Family(
+        "penstock_job_info",
+        "What the job promises, and with which versions it runs",
+        _info,
+        ("guarantee", "mode", "penstock", "spark"),
+    ),
+    Family(
+        "penstock_last_look_age_seconds",
+        "How long ago the job was seen: grows while its storage does not answer, and all other numbers are from then",
+        _one(lambda view: view.look_age_s),
+    ),
+    Family("penstock_run", "The number of the newest run", _one(lambda view: float(view.run))),
+    Family(
+        "penstock_restarts_total",
+        "How often the job has come back after a failure or a death, since its first start",
+        _one(lambda view: float(view.restarts)),
+        counter=True,
+    ),
+    Family(
+        "penstock_last_failure_timestamp_seconds",
+        "When the job last went down without anybody having wanted it",
+        _one(lambda view: view.failures[0].at if view.failures else None),
+    ),
+    Family("penstock_last_down_seconds", "For how long nothing was processed then", _one(_last_down_s)),
+    Family(
+        "penstock_rows_done_again_total",
+        "Rows that were processed again after failures",
+        _one(lambda view: float(view.rows_again)),
+        counter=True,
+    ),
+    Family("penstock_rows_total", "Rows read", _live(lambda live: live.rows_in), counter=True),
+    Family("penstock_rows_per_second", "Rows read in a second", _one(_rows_per_s)),
+    Family("penstock_batches_total", "Batches done", _live(lambda live: live.batches), counter=True),
+    Family(
+        "penstock_last_batch_seconds", "How long the last batch took", _live(lambda live: live.batch_seconds)
+    ),
+)
+_CHECKPOINTS = (
+    Family(
+        "penstock_checkpoint_age_seconds",
+        "How long ago the last completed checkpoint was completed",
+        _one(lambda view: view.checkpoint_age_s),
+    ),
+    Family(
+        "penstock_checkpoint_interval_seconds",
+        "How often the job is to complete one",
+        _one(lambda view: None if view.plan is None else view.plan.settings.interval_s),
+    ),
+    Family(
+        "penstock_checkpoint_late",
+        "Whether a running job should have completed one by now",
+        _one(lambda view: float(view.is_late)),
+    ),
+    Family(
+        "penstock_checkpoints_completed_total",
+        "Checkpoints completed since the job was started",
+        _live(lambda live: live.checkpoints_completed),
+        counter=True,
+    ),
+    Family(
+        "penstock_checkpoints_failed_total",
+        "Checkpoints given up since the job was started",
+        _live(lambda live: live.checkpoints_failed),
+        counter=True,
+    ),
+    Family(
+        "penstock_rows_since_checkpoint",
+        "Rows that are processed and in no completed checkpoint: after a failure they are processed again",
+        _live(lambda live: live.rows_since_checkpoint),
+    ),
+    Family(
+        "penstock_last_checkpoint_phase_seconds",
+        "How long each part of the last completed checkpoint took; of subtasks, the slowest",
+        _phases,
+        ("phase",),
+    ),
+    Family(
+        "penstock_merges_total", "Merges of files of state", _live(lambda live: live.merges), counter=True
+    ),
+    Family(
+        "penstock_merged_bytes_total",
+        "Bytes that merges have written",
+        _live(lambda live: live.merged_bytes),
+        counter=True,
+    ),
+    Family(
+        "penstock_merge_seconds_total",
+        "Time spent in merges",
+        _live(lambda live: live.merge_ms / 1000),
+        counter=True,
+    ),
+)
+_SOURCES = (
+    Family(
+        "penstock_source_rows_total",
+        "Rows read of a source",
+        _sources(lambda _, source: source.rows),
+        ("source",),
+        counter=True,
+    ),
+    Family(
+        "penstock_source_behind_rows",
+        "Rows that lie in a source and are not read yet, where that can be known and a run is up that looks",
+        _sources(lambda view, source: source_behind(view, source).now),
+        ("source",),
+    ),
+    Family(
+        "penstock_source_watermark_lag_seconds",
+        "How far the watermark of a source is behind the clock",
+        _sources(lambda view, source: _lag_s(view, source.watermark_us)),
+        ("source",),
+    ),
+)
+_OPERATORS = (
+    Family(
+        "penstock_operator_rows_total",
+        "Rows that came to an operator",
+        _operators(lambda _, operator: operator.rows),
+        ("operator",),
+        counter=True,
+    ),
+    Family(
+        "penstock_operator_state_bytes",
+        "Bytes of its state",
+        _operators(lambda _, operator: operator.state_bytes),
+        ("operator",),
+    ),
+    Family(
+        "penstock_operator_state_files",
+        "Files of its state, over all subtasks: many want to be merged",
+        _operators(lambda _, operator: operator.files),
+        ("operator",),
+    ),
+    Family(
+        "penstock_operator_watermark_lag_seconds",
+        "How far its watermark is behind the clock",
+        _operators(lambda view, operator: _lag_s(view, operator.watermark_us)),
+        ("operator",),
+    ),
+    Family(
+        "penstock_operator_late_rows_total",
+        "Rows that came too late for it",
+        _operators(lambda _, operator: operator.late_rows),
+        ("operator",),
+        counter=True,
+    ),
+    Family(
+        "penstock_operator_bad_records_total",
+        "Rows that it could not take",
+        _operators(lambda _, operator: operator.bad_records),
+        ("operator",),
+        counter=True,
+    ),
+)
+_SINKS = (
+    Family(
+        "penstock_sink_rows_total",
+        "Rows that a sink was given",
+        _sinks(lambda _, sink: sink.rows),
+        ("sink",),
+        counter=True,
+    ),
+    Family(
+        "penstock_sink_commits_waiting",
+        "Transactions that are pre-committed and not committed",
+        _sinks(lambda _, sink: sink.waiting),
+        ("sink",),
+    ),
+    Family(
+        "penstock_sink_rows_waiting",
+        "Rows in them, which no reader sees yet",
+        _sinks(lambda _, sink: sink.waiting_rows),
+        ("sink",),
+    ),
+    Family(
+        "penstock_sink_waiting_seconds",
+        "How long the oldest of them has waited; 0 when none does",
+        _sinks(lambda view, sink: _since_s(view, sink.waiting_since)),
+        ("sink",),
+    ),
+    Family(
+        "penstock_sink_down",
+        "Whether commits of a sink do not come through",
+        _sinks(lambda _, sink: float(bool(sink.down))),
+        ("sink",),
+    ),
+    Family(
+        "penstock_sink_bad_records_total",
+        "Rows that it could not take",
+        _sinks(lambda _, sink: sink.bad_records),
+        ("sink",),
+        counter=True,
+    ),
+)
+FAMILIES = (*_JOB, *_CHECKPOINTS, *_SOURCES, *_OPERATORS, *_SINKS)
+
 
 JOB_LABELS = ("job_id", "job_name")
 """As Flink's own reporter names them."""

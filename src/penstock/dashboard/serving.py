@@ -124,8 +124,7 @@ def make_server(
 
     from penstock.dashboard.access import Access
     from penstock.dashboard.app import make_app
-    from penstock.dashboard.connections import PatientConnection
-    from penstock.dashboard.gate import LARGEST_HEADERS_BYTES
+    from penstock.dashboard.gate import LARGEST_HEADERS_BYTES, PatientConnection
     from penstock.dashboard.looking import StorageLooker
 
     looker = StorageLooker(places, only=only)

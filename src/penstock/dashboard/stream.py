@@ -31,7 +31,7 @@ _FIRST = f"retry: {RETRY_S * 100}\n\n".encode()
 """A page whose stream has ended tries again after a second: the server may have been started anew."""
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True):
+class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
     """What a page needs to know to decide whether it reloads a part."""
 
     id: str
@@ -48,11 +48,11 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_s: float
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
     """One message."""
 
     revision: int
-    jobs: tuple[Changed, ...]
+    jobs: tuple[ChangedJob, ...]
     gone: tuple[str, ...] = ()
     """Ids of jobs that are no longer there."""
 
@@ -140,7 +140,7 @@ class _Streaming(StreamingResponse):
             self._closed()
 
 
-def changes(told: dict[str, int], seen: Sequence[Seen]) -> Change | None:
+def changes(told: dict[str, int], seen: Sequence[Seen]) -> JobChanges | None:
     """What is to be said to somebody who was told these revisions, by id; None when nothing is new. `told` is brought up to date."""
     new = tuple(_changed(one) for one in seen if told.get(one.job.id) != one.revision)
     gone = tuple(id_ for id_ in told if id_ not in {one.job.id for one in seen})
@@ -149,13 +149,13 @@ def changes(told: dict[str, int], seen: Sequence[Seen]) -> Change | None:
     told.update({one.id: one.revision for one in new})
     for id_ in gone:
         del told[id_]
-    return Change(revision=max((one.revision for one in seen), default=0), jobs=new, gone=gone)
+    return JobChanges(revision=max((one.revision for one in seen), default=0), jobs=new, gone=gone)
 
 
-def _changed(seen: Seen) -> Changed:
+def _changed(seen: Seen) -> ChangedJob:
     view = seen.view
     last = view.last_completed
-    return Changed(
+    return ChangedJob(
         id=seen.job.id,
         name=view.name,
         revision=seen.revision,
@@ -170,5 +170,5 @@ def _changed(seen: Seen) -> Changed:
     )
 
 
-def _message(change: Change) -> bytes:
+def _message(change: JobChanges) -> bytes:
     return b"event: change\nid: %d\ndata: %s\n\n" % (change.revision, msgspec.json.encode(change))

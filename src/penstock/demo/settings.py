@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.config import Mode, whole_number
 from penstock.errors import ConfigError
-from penstock.testing.kill_points import KillMoment, KillPoint
+from penstock.testing.faulty_storage import KillMoment, KillPoint
 
 JOB = "page-views"
 BATCHES_PER_DRIVER = 2

@@ -33,7 +33,7 @@ from penstock.demo.settings import (
     read_message,
 )
 from penstock.errors import JobFailedError
-from penstock.testing.kill_points import KillMoment
+from penstock.testing.faulty_storage import KillMoment
 
 POLL_S = 0.2
 PIPE_GRACE_S = 10.0

@@ -24,7 +24,7 @@ from penstock.graph import Output
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.storage import LocalStorage, Storage
-from penstock.testing.kill_points import KillingStorage, KillPoint
+from penstock.testing.faulty_storage import KillingStorage, KillPoint
 
 POLL_S = 0.1
 LONGEST_WAIT_S = 60.0

@@ -25,7 +25,7 @@ from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.outputs import Outputs, SideOutput, Tags
 from penstock.operators.row_order import Order
-from penstock.operators.views import StoredTable, TableView
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
@@ -128,6 +128,11 @@ class Operator(Node):
     def second_input(self) -> SecondInput | None:
         """Its right stream, where it has two."""
         return None
+
+    @property
+    def order_by(self) -> tuple[Order, ...]:
+        """The order in which own code gets its rows; empty where it has no own code, or takes them as they come."""
+        return ()
 
     @property
     def judges_by_time(self) -> bool:
@@ -246,6 +251,16 @@ class Spec(ABC):
         None for a column that is not one of this operator's: it is shown as it is stored.
         """
         return None
+
+    @classmethod
+    def placed_by(cls, layout: StateLayout) -> TimestampColumn | None:  # noqa: ARG003
+        """The number that, with the key, decides in which subtask rows of a stored state lie; None where the key alone decides."""
+        return None
+
+    @classmethod
+    def refused_values(cls, layout: StateLayout) -> str:  # noqa: ARG003
+        """Why a user cannot write the values of keys of a stored state; '' where that is possible, or it is not one of this operator's."""
+        return ""
 
 
 # ── what runs in a subtask ─────────────────────────────────────────────────────────────────────────

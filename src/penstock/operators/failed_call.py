@@ -15,13 +15,12 @@ from penstock.errors import PenstockError
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.unkeyed import Process
-from penstock.operators.process.user_code import Context
+from penstock.operators.process.user_code import Context, OpensAndCloses
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.state.batch_tables import BatchColumns
 from penstock.operators.state.cells import Cell
 from penstock.operators.state.declarations import StateAssignedError, declared_state
 from penstock.operators.state.timers import Timer
-from penstock.operators.window.kinds import WindowProcess
 from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
 from penstock.wording import did_you_mean
 
@@ -99,7 +98,7 @@ def _arguments(frame: FrameType) -> list[object]:
 
 def _is_call(frame: FrameType) -> bool:
     """Whether it is of a method of the user's operator, which may be in an installed package."""
-    return isinstance(next(iter(_arguments(frame)), None), KeyedCode | BatchProcess | Process | WindowProcess)
+    return isinstance(next(iter(_arguments(frame)), None), OpensAndCloses)
 
 
 def _key(frames: list[FrameType]) -> str:
@@ -109,7 +108,8 @@ def _key(frames: list[FrameType]) -> str:
         if (
             frame.f_code.co_name in ("process", "process_left", "process_right", "on_timer")
             and len(arguments) > 1
-            and isinstance(arguments[0], KeyedCode | WindowProcess)
+            and isinstance(arguments[0], OpensAndCloses)
+            and not isinstance(arguments[0], BatchProcess | Process)
         ):
             return shown(arguments[1])
     return ""

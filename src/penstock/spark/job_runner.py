@@ -13,7 +13,7 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
-from penstock.dashboard.beside import Beside, start_beside
+from penstock.dashboard.server_process import ServerProcess, start_server_process
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -77,7 +77,7 @@ class JobRunner:
         options: StartOptions,
         *,
         record: JobRecord,
-        page: Beside | None = None,
+        page: ServerProcess | None = None,
     ) -> None:
         self.job = job
         self._guarantee = guarantee
@@ -145,7 +145,7 @@ class JobRunner:
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
             if_refused.callback(options.listeners.close)
-            page = None if options.ui is None else start_beside(job.storage, job.name, options.ui)
+            page = None if options.ui is None else start_server_process(job.storage, job.name, options.ui)
             if page is not None:
                 if_refused.callback(page.close)
                 log_messages.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
@@ -155,7 +155,7 @@ class JobRunner:
         return runner
 
     @classmethod
-    def _made(cls, job: Job, options: StartOptions, page: Beside | None) -> JobRunner:
+    def _made(cls, job: Job, options: StartOptions, page: ServerProcess | None) -> JobRunner:
         guarantee = guarantee_of(job)
         with quiet_logs_for(job.graph.sources):
             compiled = compile_job(job.graph)

@@ -31,7 +31,7 @@ from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.restore_options import LATEST, START, checked_positions, choose_position
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
-from penstock.savepoint.folder import new_mark
+from penstock.savepoint.create import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.savepoint.tables import checked_bytes, fetched, note_file, read_table, table_file, write_table
 from penstock.spark.savepoint_files import OperatorTable, Target, WrittenPart, store_rows, stored_rows

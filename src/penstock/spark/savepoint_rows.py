@@ -26,9 +26,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, Ti
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import PICKING, Kind, partial_name
 from penstock.operators.event_time import TimeColumn
+from penstock.operators.specs import placed_by, refused_values
 from penstock.operators.state.timers import AT, KINDS, timer_table
-from penstock.operators.window.count import SIZE
-from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.spark.event_times import in_microseconds
 from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable
@@ -84,8 +83,8 @@ def _of_numbers(found: T.DataType, wanted: T.DataType) -> bool:
 TIMERS = {f"timers by {by}": timer_table(by, pa.schema([])).name for by in KINDS}
 """The tables of timers, by the names that users see."""
 
-_START = "start"
-"""A temporary column: the start of a window."""
+_ALSO = "also"
+"""A temporary column: the number that places a row together with its key."""
 
 Given = DataFrame | Mapping[str, DataFrame]
 """The state of an operator: values in one DataFrame, or a DataFrame for each state."""
@@ -109,7 +108,7 @@ class OperatorRows:
     def _columns_by_state(self) -> dict[str, str]:
         """Stored columns by the names that users see: states, or aggregates of which a single number is stored."""
         stored = [field.name for field in self.layout.by_name[VALUES].visible]
-        if self._counts_rows:
+        if refused_values(self.layout):
             return {}
         found = {name: name for name in stored if not name.startswith("__")}
         for kind in Kind:
@@ -122,11 +121,6 @@ class OperatorRows:
                 if known == [name] and kind not in (Kind.COUNT_DISTINCT, *PICKING):
                     found[aggregate] = name
         return found
-
-    @property
-    def _counts_rows(self) -> bool:
-        """Whether these are count windows: their content means nothing without the number of rows."""
-        return any(name.startswith(SIZE) for name in self.layout.value.names)
 
     # ── what was given ─────────────────────────────────────────────────────────────────────────
 
@@ -158,8 +152,8 @@ class OperatorRows:
         table = self.layout.by_name.get(name)
         if table is not None and table.on_rescale is not OnRescale.BY_KEY:
             why = "is a state of subtasks, of no key, which cannot be written; let the job begin without it"
-        elif self._counts_rows:
-            why = "is that of windows by a number of rows, which cannot be written; leave the operator out"
+        elif refused := refused_values(self.layout):
+            why = refused
         elif any(partial_name(name, kind) in self.layout.value.names for kind in Kind):
             why = "keeps more than its result, which alone cannot be set; write_savepoint computes it from history={...}"
         else:
@@ -291,15 +285,13 @@ class OperatorRows:
         return rows.select(number.alias(SORT_KEY), *orders, *columns)
 
     def _hashed(self, rows: DataFrame, table: OperatorTable) -> tuple[tuple[str, ...], DataFrame]:
-        """The columns that place a row: the key, and the start of a tumbling window."""
+        """The columns that place a row: the key, and the number that the operator adds to it."""
         keys = tuple(table.names[: table.keys])
-        sizes = [size_of_tumbling(one.name) for one in self.layout.tables if one.by_time]
-        size_us = next((size for size in sizes if size is not None), None)
-        names = table.layout.identity.names
-        if size_us is None or len(names) == len(keys) or names[len(keys)] != LAST:
+        also, names = placed_by(self.layout), table.layout.identity.names
+        if also is None or len(names) == len(keys) or names[len(keys)] != also.column:
             return keys, rows
-        start = F.col(table.names[len(keys)]) - F.lit(size_us - 1)
-        return (*keys, _START), rows.withColumn(_START, start)
+        number = F.col(table.names[len(keys)]) + F.lit(also.moved_us)
+        return (*keys, _ALSO), rows.withColumn(_ALSO, number)
 
 
 def joined(parts: Sequence[DataFrame], table: OperatorTable, of: Parts) -> DataFrame:

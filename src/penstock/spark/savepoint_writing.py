@@ -25,7 +25,7 @@ from penstock.operators.state.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.progress_log import NO_POSITION
-from penstock.savepoint.folder import Attempt, attempting
+from penstock.savepoint.create import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
 from penstock.spark.compiled import compile_job
 from penstock.spark.failure_messages import in_brief

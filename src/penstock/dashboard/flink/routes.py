@@ -20,11 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.flink import actions, checkpoints, jobs, vertices
-from penstock.dashboard.flink.disposal import dispose
-from penstock.dashboard.flink.job_metrics import job_metrics, listed
-from penstock.dashboard.flink.words import Json, Refused, job_state, node_of
+from penstock.dashboard.flink import checkpoints, job_details, operations, vertices
+from penstock.dashboard.flink.terms import Json, Refused, job_metrics, job_state, listed, node_of
 from penstock.dashboard.looking import Looker
+from penstock.dashboard.savepoints import dispose
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
@@ -131,21 +130,21 @@ class _Rest:
         """Method, path and endpoint of each."""
         job, node = "/jobs/{job}", "/jobs/{job}/vertices/{vertex}"
         return [
-            ("GET", "/overview", self._of_all(lambda views: jobs.cluster_overview(views, VERSION))),
+            ("GET", "/overview", self._of_all(lambda views: job_details.cluster_overview(views, VERSION))),
             ("GET", "/config", self._config),
-            ("GET", "/jobs", self._of_all(jobs.job_ids)),
-            ("GET", "/jobs/overview", self._of_all(jobs.jobs_overview)),
-            ("GET", "/applications/overview", self._of_all(jobs.applications)),
-            ("GET", "/applications/{job}", self._of_job(jobs.application_detail)),
+            ("GET", "/jobs", self._of_all(job_details.job_ids)),
+            ("GET", "/jobs/overview", self._of_all(job_details.jobs_overview)),
+            ("GET", "/applications/overview", self._of_all(job_details.applications)),
+            ("GET", "/applications/{job}", self._of_job(job_details.application_detail)),
             ("GET", "/applications/{job}/exceptions", self._exceptions),
             ("POST", "/applications/{job}/cancel", self._cancel),
             ("GET", "/taskmanagers", self._of_all(lambda _: {"taskmanagers": []})),
             ("GET", "/jobmanager/metrics", self._of_all(lambda _: [])),
             ("GET", "/jobmanager/config", self._of_all(lambda _: [])),
-            ("GET", job, self._of_job(jobs.job_detail)),
+            ("GET", job, self._of_job(job_details.job_detail)),
             ("GET", f"{job}/status", self._of_job(lambda view: {"status": job_state(view)})),
-            ("GET", f"{job}/plan", self._of_job(lambda view: {"plan": jobs.plan(view)})),
-            ("GET", f"{job}/config", self._of_job(jobs.job_config)),
+            ("GET", f"{job}/plan", self._of_job(lambda view: {"plan": job_details.plan(view)})),
+            ("GET", f"{job}/config", self._of_job(job_details.job_config)),
             ("GET", f"{job}/metrics", self._metrics),
             ("GET", f"{job}/exceptions", self._exceptions),
             ("GET", f"{job}/accumulators", self._of_job(lambda _: _NO_ACCUMULATORS)),
@@ -155,20 +154,24 @@ class _Rest:
             ("GET", f"{job}/checkpoints/config", self._checkpoint_config),
             ("GET", f"{job}/checkpoints/details/{{checkpoint}}", self._checkpoint_details),
             ("GET", f"{job}/checkpoints/details/{{checkpoint}}/subtasks/{{vertex}}", self._subtask_details),
-            ("POST", f"{job}/checkpoints", self._asking(actions.CHECKPOINT_WISHES, actions.checkpoint)),
-            ("GET", f"{job}/checkpoints/{{trigger}}", self._polling(actions.checkpoint_status)),
+            (
+                "POST",
+                f"{job}/checkpoints",
+                self._asking(operations.CHECKPOINT_REQUESTS, operations.checkpoint),
+            ),
+            ("GET", f"{job}/checkpoints/{{trigger}}", self._polling(operations.checkpoint_status)),
             (
                 "POST",
                 f"{job}/savepoints",
                 self._asking(
-                    actions.SAVEPOINT_WISHES, partial(actions.savepoint, savepoints=self._savepoints)
+                    operations.SAVEPOINT_REQUESTS, partial(operations.savepoint, savepoints=self._savepoints)
                 ),
             ),
-            ("GET", f"{job}/savepoints/{{trigger}}", self._polling(actions.savepoint_status)),
+            ("GET", f"{job}/savepoints/{{trigger}}", self._polling(operations.savepoint_status)),
             (
                 "POST",
                 f"{job}/stop",
-                self._asking(actions.STOP_WISHES, partial(actions.stop, savepoints=self._savepoints)),
+                self._asking(operations.STOP_REQUESTS, partial(operations.stop, savepoints=self._savepoints)),
             ),
             ("POST", "/savepoint-disposal", self._dispose),
             ("GET", "/savepoint-disposal/{trigger}", self._disposed),
@@ -248,8 +251,8 @@ class _Rest:
         return _json(listed(values, request.query_params.get("get")))
 
     async def _exceptions(self, request: Request) -> Response:
-        most = _number(request.query_params.get("maxExceptions", str(jobs.MOST)), "maxExceptions")
-        return _json(jobs.exceptions(self._view(request), most))
+        most = _number(request.query_params.get("maxExceptions", str(job_details.MOST)), "maxExceptions")
+        return _json(job_details.exceptions(self._view(request), most))
 
     async def _checkpoint_config(self, request: Request) -> Response:
         found = checkpoints.checkpoint_config(self._view(request))
@@ -297,7 +300,7 @@ class _Rest:
 
     async def _cancel(self, request: Request) -> Response:
         found = self._asked(request)
-        await run_in_threadpool(actions.cancel, found, by=_by(request), now=self._clock.wall())
+        await run_in_threadpool(operations.cancel, found, by=_by(request), now=self._clock.wall())
         return _json({}, 202)
 
     def _asked(self, request: Request) -> FoundJob:
@@ -317,7 +320,7 @@ class _Rest:
 
     async def _dispose(self, request: Request) -> Response:
         """Done at once; what fails is answered here, so that whoever polls has only good news to wait for."""
-        wish = await _body(request, actions.DISPOSAL_WISHES)
+        wish = await _body(request, operations.DISPOSAL_REQUESTS)
         self._refuse_if_read_only()
         found = [self._looker.found(view.id) for view in self._looker.views()]
         await run_in_threadpool(
@@ -331,7 +334,7 @@ class _Rest:
         token, seal = trigger[:_TOKEN_DIGITS], trigger[_TOKEN_DIGITS:]
         if not hmac.compare_digest(seal.encode(), self._seal(token).encode()):
             raise Refused(404, "this server has deleted no savepoint under that id since it was started")
-        return _json(actions.completed({}))
+        return _json(operations.completed({}))
 
     def _seal(self, token: str) -> str:
         return hmac.new(self._key, token.encode(), hashlib.sha256).hexdigest()[:_TOKEN_DIGITS]

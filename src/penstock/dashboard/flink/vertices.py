@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.dashboard.flink.job_metrics import Value
-from penstock.dashboard.flink.jobs import io_metrics, node_name, rows_through
-from penstock.dashboard.flink.words import (
+from penstock.dashboard.flink.job_details import io_metrics, node_name, rows_through
+from penstock.dashboard.flink.terms import (
     TASK_STATES,
     Json,
+    Value,
     millis,
     span,
     started_at,

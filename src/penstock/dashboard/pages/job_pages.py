@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages import phases
+from penstock.dashboard.pages import timings
 from penstock.dashboard.pages.action_forms import action_forms, outcome_words
-from penstock.dashboard.pages.drawing import draw
-from penstock.dashboard.pages.facts import node_facts
-from penstock.dashboard.pages.phases import (
+from penstock.dashboard.pages.job_graph import draw, node_facts
+from penstock.dashboard.pages.render import PageFrame, render
+from penstock.dashboard.pages.timings import (
     BATCH_LEGEND,
+    Mark,
     Phase,
     bar,
     batch_phases,
@@ -29,10 +29,9 @@ from penstock.dashboard.pages.phases import (
     sparkline,
     split,
     split_ms,
+    timeline,
     took_ms,
 )
-from penstock.dashboard.pages.render import render
-from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.requests.request_client import Outcome
 from penstock.savepoint.contents import Contents
 from penstock.status.backlog import Behind, total_behind
@@ -121,7 +120,7 @@ def job(view: JobView, frame: PageFrame) -> str:
         behind=total_behind(view),
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
-        rates_chart=phases.rates_chart(view).as_json,
+        rates_chart=timings.rates_chart(view).as_json,
         story=story[:_LATELY],
     )
 
@@ -149,8 +148,8 @@ def checkpoints(view: JobView, frame: PageFrame, *, page: int = 1) -> str:
         ],
         completed=sum(one.status is CheckpointStatus.COMPLETED for one in view.checkpoints),
         worries=[one for one in concerns(view) if one.page == "checkpoints"],
-        durations_chart=phases.durations_chart(view).as_json,
-        sizes_chart=phases.sizes_chart(view).as_json,
+        durations_chart=timings.durations_chart(view).as_json,
+        sizes_chart=timings.sizes_chart(view).as_json,
     )
 
 
@@ -235,7 +234,7 @@ def batches(view: JobView, frame: PageFrame) -> str:
         rows=rows,
         legend=BATCH_LEGEND,
         processing=sum(one.rows for one in found) / seconds if seconds else None,
-        chart=phases.batch_rates_chart(view).as_json,
+        chart=timings.batch_rates_chart(view).as_json,
     )
 
 

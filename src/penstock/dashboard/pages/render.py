@@ -1,17 +1,21 @@
 """Templates into HTML. Everything that is put into one is escaped, and a name that a template uses and nobody gives is an error.
 
 Where the dashboard runs. Jinja is imported with the first page: without the extra `ui` there is none.
+
+The frame around every page: where it is, who reads it, and what may be done from it. Data only; the dashboard's process.
+
+The functions of `penstock.dashboard.pages` take what they show and a `PageFrame`, and return HTML. They read nothing themselves.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from penstock import wording
-from penstock.dashboard.page_frame import PageFrame
-from penstock.dashboard.pages import phases
+from penstock.dashboard.pages import timings
 from penstock.lazy_imports import optional_package
 from penstock.status.health import concerns, verdict
 from penstock.status.jobs import job_id
@@ -20,6 +24,34 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+@dataclass(frozen=True)
+class PageFrame:
+    """The same for all parts of one page. Two equal ones around one view give one page: it may be kept and given to many."""
+
+    base: str = ""
+    """What every link begins with, without a slash at its end: '' where the server is at the root."""
+    path: str = "/"
+    """The path of this page, without `base`: its JSON twin is at `twin`."""
+    query: str = ""
+    """What follows the path: which part of a long list is shown, `?page=2`."""
+    twin: str = "/index.json"
+    read_only: bool = False
+    """No action can be asked for here: no button for one is shown."""
+    logged_in: bool = False
+    """Somebody has given the token: `POST {base}/logout` ends that."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with the storages that are looked at, for people: one of them may not answer."""
+
+    @property
+    def here(self) -> str:
+        """A link to this page as it is shown."""
+        return f"{self.base}{self.path}{self.query}"
+
+    def at(self, path: str) -> str:
+        """A link to a path of this server."""
+        return f"{self.base}{path}"
 
 
 def slug(view: JobView) -> str:
@@ -100,7 +132,7 @@ _FILTERS = {
 }
 _GLOBALS: dict[str, Any] = {
     "counted": wording.counted,
-    "legend": phases.LEGEND,
+    "legend": timings.LEGEND,
     "nothing": wording.NOTHING,
     "counted_behind": "Counted behind Spark's own partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,

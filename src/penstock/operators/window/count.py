@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
@@ -67,6 +68,14 @@ class CountSpec(Spec):
     def shown_as(cls, column: str) -> str | None:
         """How many rows the open window of a key has."""
         return "rows" if column.startswith(SIZE) else None
+
+    @classmethod
+    @override
+    def refused_values(cls, layout: StateLayout) -> str:
+        """The values of an open window mean nothing without the number of its rows."""
+        if not any(name.startswith(SIZE) for name in layout.value.names):
+            return ""
+        return "is that of windows by a number of rows, which cannot be written; leave the operator out"
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

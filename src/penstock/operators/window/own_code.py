@@ -223,7 +223,7 @@ def _of(error: BadRecordError, key: Any, rows: Rows) -> BadRecordError:
 
 
 @dataclass(frozen=True)
-class NewRows:
+class RowsByWindow:
     """The rows of a batch, once for each of their windows, in the order of the table. Only their positions: columns are taken last."""
 
     rows: pa.Table
@@ -237,7 +237,7 @@ class NewRows:
     @classmethod
     def in_order(
         cls, rows: pa.Table, at: Numbers, lasts: Numbers, places: Numbers, sizes_of_rows: Bytes
-    ) -> NewRows:
+    ) -> RowsByWindow:
         """Bring them into the order of the table."""
         sort_keys = rows.column(SORT_KEY).to_numpy()[at]
         order = np.lexsort((sort_keys, lasts))
@@ -251,9 +251,9 @@ class NewRows:
         """Where they stand in the table."""
         return SortedBatch(self.sort_keys, None, (), (), self.lasts, by_time=True)
 
-    def slice(self, start: int, stop: int) -> NewRows:
+    def slice(self, start: int, stop: int) -> RowsByWindow:
         """Those from `start` up to `stop`."""
-        return NewRows(
+        return RowsByWindow(
             self.rows,
             self.at[start:stop],
             self.lasts[start:stop],
@@ -262,11 +262,11 @@ class NewRows:
             self.sizes[start:stop],
         )
 
-    def until(self, last: int) -> NewRows:
+    def until(self, last: int) -> RowsByWindow:
         """Those of windows with a last moment up to and with this one."""
         return self.slice(0, int(np.searchsorted(self.lasts, last, side="right")))
 
-    def after(self, last: int) -> NewRows:
+    def after(self, last: int) -> RowsByWindow:
         """Those of windows with a last moment behind this one."""
         return self.slice(int(np.searchsorted(self.lasts, last, side="right")), len(self))
 
@@ -281,7 +281,7 @@ class NewRows:
 
 
 def portions(
-    stored: Iterable[pa.Table], new: NewRows, schema: pa.Schema, max_bytes: int
+    stored: Iterable[pa.Table], new: RowsByWindow, schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.Table]:
     """All rows, each portion with all of its windows: about `max_bytes` of stored ones and of new ones, unless a window has more."""
     waiting = [schema.empty_table()]
@@ -303,7 +303,7 @@ def portions(
     yield from _cut(pa.concat_tables(waiting), new.slice(done, len(new)), schema, max_bytes)
 
 
-def _cut(stored: pa.Table, new: NewRows, schema: pa.Schema, max_bytes: int) -> Iterator[pa.Table]:
+def _cut(stored: pa.Table, new: RowsByWindow, schema: pa.Schema, max_bytes: int) -> Iterator[pa.Table]:
     """Stored rows that fit, and any number of new ones."""
     start = begin = 0
     places, of_stored = new.addresses, _addresses(stored)
@@ -403,14 +403,14 @@ class _Run:
     def _table_columns(self) -> pa.Schema:
         return pa.schema([(SORT_KEY, pa.int64()), *self.spec.table.identity, *self.spec.kept])
 
-    def _by_window(self, rows: pa.Table, at: Numbers, times: Numbers) -> NewRows:
+    def _by_window(self, rows: pa.Table, at: Numbers, times: Numbers) -> RowsByWindow:
         """The rows of the batch, once for each window that they are in and that is awaited."""
         pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
         of, lasts = self.spec.windows.windows_of(pane)
         open_ = lasts > self.clock.closed_until_us(self.spec.lateness_us)
         at, lasts = at[of[open_]], lasts[open_]
         rows = widened(rows).combine_chunks()
-        return NewRows.in_order(
+        return RowsByWindow.in_order(
             rows, at, lasts, arrival_numbers(self.state.generation, at), table_row_bytes(rows)
         )
 
@@ -423,7 +423,7 @@ class _Run:
     def _read(self, part: pa.RecordBatch) -> pa.Table:
         return pa.Table.from_batches([part]).select(self._table_columns.names).cast(self._table_columns)
 
-    def _updated(self, new: NewRows) -> Iterator[pa.Table]:
+    def _updated(self, new: RowsByWindow) -> Iterator[pa.Table]:
         """Stored rows of windows that were over before, and have late rows now."""
         if not len(new):
             return
@@ -473,7 +473,7 @@ class _Run:
         first = min(first, int(new[new > watermark].min(initial=FAR_AWAY_US)))
         return None if first >= FAR_AWAY_US else first
 
-    def _write(self, rows: NewRows) -> None:
+    def _write(self, rows: RowsByWindow) -> None:
         for part in rows.batches(self._table_columns, PART_BYTES):
             lasts = part.column(LAST).to_numpy()
             named = part.select(self.spec.table.identity.names)

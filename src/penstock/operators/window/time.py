@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
@@ -31,7 +32,7 @@ from penstock.operators.grouping import equal_rows
 from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.python_values import as_moments
-from penstock.operators.views import StoredTable, TableView
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.operators.window.distinct_values import WindowValues, window_values, with_no_counts
 from penstock.operators.window.kinds import (
     LAST,
@@ -45,6 +46,7 @@ from penstock.operators.window.kinds import (
     one_batch,
     rows_in,
     shown_bounds,
+    size_of_tumbling,
     without_late_rows,
 )
 from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
@@ -185,6 +187,14 @@ class WindowSpec(Spec):
     def shown_as(cls, column: str) -> str | None:
         """When an early result is due says nothing to a user."""
         return "" if column == AWAITED else None
+
+    @classmethod
+    @override
+    def placed_by(cls, layout: StateLayout) -> TimestampColumn | None:
+        """A tumbling window is a key of its own: with the key, its start decides."""
+        sizes = (size_of_tumbling(table.name) for table in layout.tables if table.by_time)
+        size_us = next((size_us for size_us in sizes if size_us is not None), None)
+        return None if size_us is None else TimestampColumn(WINDOW_START, LAST, 1 - size_us)
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

@@ -26,9 +26,8 @@ from penstock.testing.simulation.counting import check_kinds, check_timers, scan
 from penstock.testing.simulation.external import Row
 from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.site import Site
-from penstock.testing.simulation.source import Record, fault_of
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
-from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
+from penstock.testing.simulation.workload import MAX_PARALLELISM, Record, SinkKind, fault_of
 
 
 class Audit(CheckpointListener):

@@ -7,17 +7,21 @@ do not bound it), and it is ended after `SECONDS`. The checkpoint is held here, 
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,24 +29,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.dashboard import pages
 from penstock.dashboard.looking import Seen
 from penstock.dashboard.responses import json_answer, page_answer
 from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
-from penstock.errors import InternalError, UnavailableError, error_named
+from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named
+from penstock.ids import CheckpointId, RunId
 from penstock.recovery.history import read_held
 from penstock.status.job_watcher import BoundedReading
 from penstock.status.stored_state import (
+    USUAL_LIMITS,
     FoundRows,
     LargestKeys,
     Question,
     StateContents,
+    answer,
     check_question,
     state_contents,
 )
 from penstock.status.view import CheckpointStatus, CheckpointView
-from penstock.storage import Storage
+from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration, size
 
 MEMORY_BYTES = 1 << 30
@@ -56,12 +64,10 @@ _FAILED = 1
 _LAST_CHARACTERS = 500
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Other pools, and one for each thread, set much aside that is never used, and that counts."""
-_MODESTLY = (
-    "import os, runpy; os.nice(15); runpy.run_module('penstock.dashboard.state_process', run_name='__main__')"
-)
+_MODESTLY = "import os, sys; os.nice(15); from penstock.dashboard.state_reader import main; sys.exit(main())"
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is told on its standard input."""
 
     storage: str
@@ -72,28 +78,28 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Failed(msgspec.Struct, frozen=True):
+class StateFailure(msgspec.Struct, frozen=True):
     """What it says instead of an answer."""
 
     error: str
     why: str
 
 
-_FAILURES = msgspec.json.Decoder(Failed)
+_FAILURES = msgspec.json.Decoder(StateFailure)
 
 
 class _GivenUpError(Exception):
     """A limit was met. No error of ours: a newer checkpoint would not be read instead, it would meet the same."""
 
 
-def answer_beside(storage: Storage, question: Question) -> bytes:
+def read_in_process(storage: Storage, question: Question) -> bytes:
     """The answer as JSON; raises `ConfigError` about the question, and `UnavailableError` when the reading was given up."""
     looked_at = BoundedReading(storage)
 
     def read(completed: Completed) -> bytes:
         check_question(looked_at, completed, question)
         return _answered(
-            Wish(
+            StateRequest(
                 storage=storage.uri,
                 checkpoint=completed.checkpoint,
                 run=completed.run,
@@ -113,7 +119,7 @@ def answer_beside(storage: Storage, question: Question) -> bytes:
         ) from error
 
 
-def _answered(wish: Wish) -> bytes:
+def _answered(wish: StateRequest) -> bytes:
     with tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch:
         try:
             done = subprocess.run(  # noqa: S603 - our own interpreter and module
@@ -136,7 +142,7 @@ def _environment(scratch: str) -> dict[str, str]:
     return {**ours, **_ENVIRONMENT, "TMPDIR": scratch}
 
 
-def _why(done: subprocess.CompletedProcess[bytes], wish: Wish) -> Exception:
+def _why(done: subprocess.CompletedProcess[bytes], wish: StateRequest) -> Exception:
     status = done.returncode
     room = size(wish.memory_bytes)
     if status == NO_ROOM:
@@ -214,7 +220,7 @@ def lookup_routes(seen_job: Callable[[Request], Seen], states: StateReader) -> l
 
     async def answered(request: Request) -> tuple[Question, bytes]:
         storage, question = seen_job(request).job.storage, _question(request)
-        return question, await run_in_threadpool(states.reading, lambda: answer_beside(storage, question))
+        return question, await run_in_threadpool(states.reading, lambda: read_in_process(storage, question))
 
     async def lookup(request: Request) -> Response:
         return json_answer((await answered(request))[1])
@@ -245,3 +251,74 @@ def asked_key(request: Request) -> dict[str, str] | list[str]:
 
 def _is_readable(one: CheckpointView) -> bool:
     return one.retained and one.status is CheckpointStatus.COMPLETED
+
+
+_WISHES = msgspec.json.Decoder(StateRequest)
+
+
+def main() -> int:
+    """Read the wish, then the state within its limits, and say what was found; returns the exit code."""
+    wish = _WISHES.decode(sys.stdin.buffer.read())
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    _bound(wish)
+    try:
+        sys.stdout.buffer.write(_found(wish))
+    except Exception as error:  # noqa: BLE001 - raised again in the dashboard
+        if _is_want_of_memory(error):
+            return NO_ROOM
+        failed = StateFailure(type(error).__name__, str(error) or type(error).__name__)
+        sys.stdout.buffer.write(msgspec.json.encode(failed))
+        return 1
+    return 0
+
+
+def _found(wish: StateRequest) -> bytes:
+    storage = open_storage(wish.storage)
+    name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
+    completed = read_metadata(storage, name)
+    _refuse_links(storage, [name.metadata, *sorted(completed.files)])
+    encoded = msgspec.json.encode(answer(storage, completed, wish.question))
+    if len(encoded) > LARGEST_ANSWER_BYTES:
+        raise UnavailableError(
+            f"what was found in {wish.question.state} of {wish.question.operator} has {size(len(encoded))}, and no more than "
+            f"{size(LARGEST_ANSWER_BYTES)} are shown; read this state with Spark, by ps.read_state",
+            operator=wish.question.operator,
+        )
+    return encoded
+
+
+def _refuse_links(storage: Storage, names: Iterable[str]) -> None:
+    """What lies behind one may be state of another job, which this one's readers are not to see."""
+    linked = next((one for one in names if isinstance(storage, LocalStorage) and storage.leads_away(one)), "")
+    if linked:
+        raise CorruptStateError(
+            f"{linked} in {storage.uri} is a link, or lies behind one: Penstock makes none there, and nothing behind it was shown; look "
+            "who made it",
+            file=linked,
+        )
+
+
+def _bound(wish: StateRequest) -> None:
+    """What holds however native code comes by its memory. A dashboard that dies cannot end this process, so it ends by itself, too."""
+    _at_most(resource.RLIMIT_CPU, math.ceil(wish.seconds))
+    _at_most(resource.RLIMIT_FSIZE, USUAL_LIMITS.fetched_bytes)
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _at_most(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGESIZE") + wish.memory_bytes)
+
+
+def _at_most(what: int, most: int) -> None:
+    """Never more than this process was given from above."""
+    _, above = resource.getrlimit(what)
+    most = most if above == resource.RLIM_INFINITY else min(most, above)
+    resource.setrlimit(what, (most, most))
+
+
+def _is_want_of_memory(error: BaseException | None) -> bool:
+    """Also where it was told as something else."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

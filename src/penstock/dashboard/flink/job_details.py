@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from penstock.dashboard.flink.words import (
+from penstock.dashboard.flink.terms import (
     JOB_STATES,
     TASK_STATES,
     Json,

@@ -16,15 +16,25 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import platform
+from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 import xxhash
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
-from penstock.errors import ConfigError, UnavailableError
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.dashboard.looking import Seen
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ownership.claim import JOB_FILE
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.savepoint.contents import Contents, savepoint_contents
 from penstock.savepoint.make import check_folder, refuse_outside, shown
 from penstock.savepoint.manifest import (
     MANIFEST,
@@ -39,7 +49,7 @@ from penstock.status.jobs import FoundJob
 from penstock.status.journal_files import budget_of, segment_name
 from penstock.storage import LocalStorage, open_storage
 from penstock.storage.held_folder import BehindLinkError, HeldFolder
-from penstock.wording import counted
+from penstock.wording import counted, size
 
 _log = logging.getLogger(__name__)
 
@@ -192,3 +202,52 @@ def _behind_a_link(folder: LocalStorage, name: str) -> ConfigError:
         "what it is, and delete it by hand",
         name=name,
     )
+
+
+# ── the page of savepoints ─────────────────────────────────────────────────────────────────────────
+
+LARGEST_MANIFEST_BYTES = 16 << 20
+"""A larger one is not looked into here: `penstock state` does that."""
+
+
+def known_folder(seen: Seen, folder: str) -> str:
+    """The folder, if the job's journal names it; 404 if not."""
+    if folder in seen.view.savepoints:
+        return folder
+    raise HTTPException(
+        404, f"the journal of job {seen.view.name} knows no savepoint {folder[:200]!r}; nothing was done"
+    )
+
+
+def look_into(seen: Seen, folder: str, folders: Sequence[str]) -> Contents | str:
+    """What is in a savepoint, or why that cannot be shown."""
+    try:
+        refuse_outside(folder, [(seen.job.storage, seen.job.name)], folders)
+        found = opened(folder).size(MANIFEST) or 0
+        if found > LARGEST_MANIFEST_BYTES:
+            return f"{MANIFEST} has {size(found)}, too much for this page; use penstock state {folder}"
+        return savepoint_contents(folder)
+    except PenstockError as error:
+        return str(error)
+
+
+def savepoint_routes(
+    seen_job: Callable[[Request], Seen], folders: Sequence[str], clock: Clock = SYSTEM_CLOCK
+) -> list[Route]:
+    """`POST /jobs/{job}/savepoints/delete`, with the field `folder`."""
+
+    async def delete(request: Request) -> Response:
+        seen = seen_job(request)
+        try:
+            fields = dict(parse_qsl((await request.body()).decode(), max_num_fields=10))
+        except ValueError as error:
+            raise HTTPException(400, f"what was sent cannot be understood: {error}") from error
+        folder = known_folder(seen, fields.get("folder", ""))
+        by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
+        try:
+            await run_in_threadpool(dispose, folder, [seen.job], folders=folders, by=by, now=clock.wall())
+        except ConfigError as error:
+            raise HTTPException(409, str(error)) from error
+        return RedirectResponse(f"/jobs/{quote(request.path_params['job'], safe='')}/savepoints", 303)
+
+    return [Route("/jobs/{job}/savepoints/delete", delete, methods=["POST"])]

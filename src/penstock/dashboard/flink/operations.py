@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from penstock.dashboard.flink.disposal import opened
-from penstock.dashboard.flink.words import Json, Refused
+from penstock.dashboard.flink.terms import Json, Refused
+from penstock.dashboard.savepoints import opened
 from penstock.errors import ConfigError
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome
@@ -34,7 +34,7 @@ _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{32}$")]
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST_PATH)]
 
 
-class SavepointWish(msgspec.Struct, frozen=True):
+class SavepointRequest(msgspec.Struct, frozen=True):
     """The body of `POST /jobs/:jobid/savepoints`."""
 
     target_directory: _Path | None = msgspec.field(default=None, name="target-directory")
@@ -43,7 +43,7 @@ class SavepointWish(msgspec.Struct, frozen=True):
     trigger_id: _Id | None = msgspec.field(default=None, name="triggerId")
 
 
-class StopWish(msgspec.Struct, frozen=True):
+class StopRequest(msgspec.Struct, frozen=True):
     """The body of `POST /jobs/:jobid/stop`."""
 
     target_directory: _Path | None = msgspec.field(default=None, name="targetDirectory")
@@ -52,7 +52,7 @@ class StopWish(msgspec.Struct, frozen=True):
     trigger_id: _Id | None = msgspec.field(default=None, name="triggerId")
 
 
-class CheckpointWish(msgspec.Struct, frozen=True):
+class CheckpointRequest(msgspec.Struct, frozen=True):
     """The body of `POST /jobs/:jobid/checkpoints`. What is new is all that a checkpoint ever writes, so the type makes no difference."""
 
     checkpoint_type: Literal["CONFIGURED", "FULL", "INCREMENTAL"] | None = msgspec.field(
@@ -61,21 +61,23 @@ class CheckpointWish(msgspec.Struct, frozen=True):
     trigger_id: _Id | None = msgspec.field(default=None, name="triggerId")
 
 
-class DisposalWish(msgspec.Struct, frozen=True):
+class DisposalRequest(msgspec.Struct, frozen=True):
     """The body of `POST /savepoint-disposal`."""
 
     path: _Path = msgspec.field(name="savepoint-path")
 
 
-SAVEPOINT_WISHES = msgspec.json.Decoder(
-    SavepointWish
+SAVEPOINT_REQUESTS = msgspec.json.Decoder(
+    SavepointRequest
 )  # made before there are threads, see `snapshot.mailbox`
-STOP_WISHES = msgspec.json.Decoder(StopWish)
-CHECKPOINT_WISHES = msgspec.json.Decoder(CheckpointWish)
-DISPOSAL_WISHES = msgspec.json.Decoder(DisposalWish)
+STOP_REQUESTS = msgspec.json.Decoder(StopRequest)
+CHECKPOINT_REQUESTS = msgspec.json.Decoder(CheckpointRequest)
+DISPOSAL_REQUESTS = msgspec.json.Decoder(DisposalRequest)
 
 
-def savepoint(job: FoundJob, wish: SavepointWish, *, by: str, now: float, savepoints: Sequence[str]) -> str:
+def savepoint(
+    job: FoundJob, wish: SavepointRequest, *, by: str, now: float, savepoints: Sequence[str]
+) -> str:
     """Ask for a savepoint. With `cancel-job` that is a stop with a savepoint: one request, and no row between the two."""
     to = savepoint_folder(job, wish.target_directory, savepoints)
     if wish.cancel_job:
@@ -83,7 +85,7 @@ def savepoint(job: FoundJob, wish: SavepointWish, *, by: str, now: float, savepo
     return _ask(job, Kind.SAVEPOINT, wish.trigger_id, by=by, now=now, to=to)
 
 
-def stop(job: FoundJob, wish: StopWish, *, by: str, now: float, savepoints: Sequence[str]) -> str:
+def stop(job: FoundJob, wish: StopRequest, *, by: str, now: float, savepoints: Sequence[str]) -> str:
     """Ask it to stop with a savepoint."""
     to = savepoint_folder(job, wish.target_directory, savepoints)
     return _ask(
@@ -91,7 +93,7 @@ def stop(job: FoundJob, wish: StopWish, *, by: str, now: float, savepoints: Sequ
     )
 
 
-def checkpoint(job: FoundJob, wish: CheckpointWish, *, by: str, now: float) -> str:
+def checkpoint(job: FoundJob, wish: CheckpointRequest, *, by: str, now: float) -> str:
     """Ask for a checkpoint now."""
     return _ask(job, Kind.CHECKPOINT, wish.trigger_id, by=by, now=now)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from typing import IO
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.serving import bind, check_installed, port_of
+from penstock.dashboard.serving import bind, check_installed, make_server, port_of
 from penstock.dashboard.ui_options import TOKEN_VARIABLE, UiOptions, address_of
 from penstock.decoding import decoded
 from penstock.errors import PenstockError, UnavailableError
@@ -35,20 +36,22 @@ PAUSE_S = 60.0
 """Between two starts."""
 GRACE_S = 3.0
 """So long it may take to end by itself."""
+_PARENT_CHECK_S = 1.0
 _LAST_BYTES = 500
 _MODESTLY = """
-import contextlib, os, runpy
+import contextlib, os
 os.nice(15)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
     session.write("10")
-runpy.run_module("penstock.dashboard", run_name="__main__")
+from penstock.dashboard.server_process import main
+main()
 """
 """Its priority is low before it imports anything. Linux may share processors out among sessions first, and it has a session of its own: so
 that gets a low priority, too. Without it the priority of the process would count for nothing against the job. With 10 it gets a tenth of a
 processor that is full of the job: enough for people, and not for a thousand requests a second."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ServerRequest(msgspec.Struct, frozen=True):
     """What the process is told: one line on its standard input."""
 
     socket: int
@@ -58,17 +61,18 @@ class Wish(msgspec.Struct, frozen=True):
     parent: int
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class ServerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What it answers: one line on its standard output."""
 
     address: str = ""
     error: str = ""
 
 
-_SAID = msgspec.json.Decoder(Said)
+_REQUESTS = msgspec.json.Decoder(ServerRequest)
+_REPORTS = msgspec.json.Decoder(ServerReport)
 
 
-class Beside:
+class ServerProcess:
     """A server that runs beside this process, until `close`."""
 
     def __init__(
@@ -131,7 +135,9 @@ class Beside:
                 env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
                 start_new_session=True,
             )
-            wish = Wish(listening.fileno(), (self._storage.uri,), self._name, self._options, os.getpid())
+            wish = ServerRequest(
+                listening.fileno(), (self._storage.uri,), self._name, self._options, os.getpid()
+            )
         assert process.stdin is not None
         try:
             os.write(process.stdin.fileno(), msgspec.json.encode(wish) + b"\n")
@@ -171,9 +177,9 @@ class Beside:
     def _listen(self) -> None:
         line = self._process.stdout.readline() if self._process.stdout else b""
         try:
-            said = decoded(_SAID, line)
+            said = decoded(_REPORTS, line)
         except msgspec.DecodeError:
-            said = Said(error=_last(self._words) or "its process ended without a word")
+            said = ServerReport(error=_last(self._words) or "its process ended without a word")
         self._problem = said.error
         self._ready.set()
 
@@ -196,7 +202,9 @@ class Beside:
                 one.close()
 
 
-def start_beside(storage: Storage, name: str, options: UiOptions, *, clock: Clock = SYSTEM_CLOCK) -> Beside:
+def start_server_process(
+    storage: Storage, name: str, options: UiOptions, *, clock: Clock = SYSTEM_CLOCK
+) -> ServerProcess:
     """Start the server for the job `name`, whose folder `storage` is. Returns when its address is taken, not when it answers there.
 
     Raises `ConfigError` when the port is taken, packages are missing, or another process cannot open the storage.
@@ -204,9 +212,45 @@ def start_beside(storage: Storage, name: str, options: UiOptions, *, clock: Cloc
     """
     check_installed()
     open_storage(storage.uri)  # as the other process does
-    return Beside(storage, name, options, clock=clock)
+    return ServerProcess(storage, name, options, clock=clock)
 
 
 def _last(words: IO[bytes]) -> str:
     words.seek(max(0, words.seek(0, os.SEEK_END) - _LAST_BYTES))
     return words.read().decode(errors="replace").strip()
+
+
+# ── in the child process ───────────────────────────────────────────────────────────────────────────
+
+
+def main() -> None:
+    """Read the request, serve, end with the driver."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    request = _REQUESTS.decode(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_driver, args=(request.parent,), daemon=True).start()
+    try:
+        listening = socket.socket(fileno=request.socket)
+        port = port_of(listening)
+        server = make_server(request.places, request.options, port, only=request.only)
+    except Exception as error:  # noqa: BLE001 - told to the driver
+        _report(ServerReport(error=f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+    _report(ServerReport(address=address_of(request.options.host, port)))
+    server.run(sockets=[listening])
+
+
+def _end_with_the_driver(parent: int) -> None:
+    """When the input ends, the driver has closed it, or is gone. A fork of the driver's may keep its end open, so its id is looked at too.
+
+    Not through `sys.stdin`: at its end Python would wait for a lock that this thread has.
+    """
+    while os.getppid() == parent:
+        readable, _, _ = select.select([sys.stdin.fileno()], [], [], _PARENT_CHECK_S)
+        if readable and not os.read(sys.stdin.fileno(), 1):
+            break
+    os._exit(0)
+
+
+def _report(report: ServerReport) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
