@@ -98,8 +98,8 @@ class Reading:
             yield
         except FileNotFoundError as gone:
             raise UnavailableError(
-                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is incomplete ({gone}): another run has taken "
-                "over the job, or the log was deleted",
+                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is incomplete ({gone}): another run has "
+                "taken the job over, or the log was deleted",
                 folder=self.log.folder,
             ) from gone
 
