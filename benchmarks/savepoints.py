@@ -20,7 +20,7 @@ from data import Clicks
 from measure import Found
 
 import penstock as ps
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.make import create_in_child_process
 from penstock.spark.job_handle import JobHandle

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 
 TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
 """The variable of the environment that a token may be in: arguments of programs can be seen by everybody on a machine."""

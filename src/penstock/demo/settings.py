@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.testing.faulty_storage import KillMoment, KillPoint
 
 JOB = "page-views"
+TABLE = "views"
 BATCHES_PER_DRIVER = 2
 """At least: then there are checkpoints before, between and after the kills."""
 

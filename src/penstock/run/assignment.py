@@ -16,13 +16,12 @@ from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.clock import Clock
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.event_time import OperatorClock
-from penstock.recovery.state_plan import SwitchedOn
 from penstock.snapshot.mailbox import Address, Message
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload
 from penstock.state.backends.base import FormerUids, StateBackend
 from penstock.state.handle import StateHandle
-from penstock.state.lifetimes import StateTime
+from penstock.state.lifetimes import StateTime, SwitchedOn
 from penstock.state.merge_orders import MergeOrder
 from penstock.storage import Storage
 

@@ -18,13 +18,12 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import Clock
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, Randomness, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.progress_log import ProgressLog, SourceLog, set_out
 from penstock.recovery.restore import check_restorable, restore
 from penstock.recovery.restore_options import Latest, RestoreOptions

@@ -39,8 +39,8 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness
 from penstock.ownership.job_record import read_job_record
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import check_committed
 from penstock.recovery.started_batches import resume_barrier
 from penstock.savepoint.manifest import (

@@ -25,10 +25,9 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.clock import Stopwatch
 from penstock.errors import ConfigError, InternalError, PenstockError, UnavailableError, error_named
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.log_fields import about
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.create import ReportProgress, create_savepoint, made_before
 from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage, open_storage

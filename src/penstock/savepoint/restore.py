@@ -22,15 +22,21 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.metadata import write_metadata
 from penstock.clock import Clock
 from penstock.errors import ConfigError, IncompatibleStateError, UnavailableError
-from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
+from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, Randomness, RunId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
-from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, newest_run
-from penstock.ownership.descent import read_descents, record_descent
+from penstock.ownership.claim import (
+    JOB_FILE,
+    Claim,
+    Claimant,
+    claim,
+    newest_run,
+    read_descents,
+    record_descent,
+)
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.job_record import read_job_record, record_key_groups
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import History, StoredJob, read_history
 from penstock.recovery.progress_log import COPIES
 from penstock.recovery.restore_options import Latest, RestoreOptions

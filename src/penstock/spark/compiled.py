@@ -54,8 +54,7 @@ from penstock.spark.operators.base import CompiledOperator, OperatorInput
 from penstock.spark.operators.registry import compile_operator
 from penstock.spark.versions import arrow_schema
 from penstock.state.local_files import job_dir
-from penstock.status.plan import Plan
-from penstock.status.plan_nodes import plan_nodes, plan_settings
+from penstock.status.plan import Plan, plan_nodes, plan_settings
 from penstock.version import __version__
 
 if TYPE_CHECKING:

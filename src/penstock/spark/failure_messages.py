@@ -25,9 +25,10 @@ from penstock.errors import (
     SourceLostError,
     UnavailableError,
     UserCodeError,
+    names_refused_login,
+    refuses_login,
 )
 from penstock.graph import Graph
-from penstock.logins import refuses_login, says_so
 from penstock.ownership.claim import StorageAwayError
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
@@ -189,7 +190,9 @@ def _cause_in_spark(error: CapturedException) -> str:
     state = error.getSqlState() or ""
     if not state.startswith(_OF_THE_QUERY) or state in _NOT_THERE:
         return ""
-    if not says_so(str(error)) and any(may_pass_by_name(name) for name in _OF_PYTHON.findall(str(error))):
+    if not names_refused_login(str(error)) and any(
+        may_pass_by_name(name) for name in _OF_PYTHON.findall(str(error))
+    ):
         return ""
     return f"{error.getCondition()} ({state})"
 

@@ -3,7 +3,7 @@
 The first signal stops the job with a last checkpoint. The second one means "now": the job is left as if the driver had died, and the
 exception of the signal is raised; while the job is starting that waits until there is something to leave, and a third signal does not.
 
-Under a supervisor (`penstock run --keep-alive`) it is the supervisor that decides which signals count, see `supervise.program`, and
+Under a supervisor (`penstock run --keep-alive`) it is the supervisor that decides which signals count, see `supervise.channel`, and
 SIGHUP stops the job, too.
 
 Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of a job: PySpark
@@ -28,8 +28,7 @@ from penstock.spark.job_handle import JobHandle
 from penstock.spark.local_session import is_alive
 from penstock.spark.terminal_output import JobDisplay, job_display
 from penstock.status.live import Progress
-from penstock.supervise.messages import ProgramReport
-from penstock.supervise.program import Supervisor, hears_hangup, supervisor
+from penstock.supervise.channel import ProgramReport, Supervisor, hears_hangup, supervisor
 
 if TYPE_CHECKING:
     from penstock.job import Job

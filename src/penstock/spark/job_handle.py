@@ -12,7 +12,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, shown_alone
 from penstock.ids import NO_CHECKPOINT
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.requests.request_files import Facts, Kind, Request
 from penstock.spark.job_runner import JobRunner

@@ -16,21 +16,18 @@ from penstock.config import OnCancel, choice
 from penstock.dashboard.server_process import ServerProcess, start_server_process
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, in_context, of_job
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.job_record import JobRecord, job_record_of, keep_job_record, record_key_groups
-from penstock.ownership.run_ends import RunEnds, RunOutcome
-from penstock.ownership.run_list import earlier_attempts
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ownership.runs import RunEnds, RunOutcome, earlier_attempts
 from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.restart import Failure, would_come_again
 from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
-from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
-from penstock.requests.request_server import LOOK_S, RequestServer
+from penstock.requests.request_server import LOOK_S, LocalRequests, RequestServer
 from penstock.run.start import start_run
 from penstock.savepoint.manifest import Manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
@@ -52,11 +49,10 @@ from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
 from penstock.spark.status import StartOptions, Status
 from penstock.spark.tasks import run_restore_tasks
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
-from penstock.status import log_messages
+from penstock.status import sentences
 from penstock.status.reporter import STARTING, STOPPING, JobReporter
 from penstock.storage import Storage
-from penstock.supervise.messages import ProgramReport
-from penstock.supervise.program import supervised_by, supervisor
+from penstock.supervise.channel import ProgramReport, supervised_by, supervisor
 from penstock.wording import counted, storable
 
 if TYPE_CHECKING:
@@ -148,7 +144,7 @@ class JobRunner:
             page = None if options.ui is None else start_server_process(job.storage, job.name, options.ui)
             if page is not None:
                 if_refused.callback(page.close)
-                log_messages.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
+                sentences.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
             runner = cls._made(job, options, page)
             runner._begin()
             if_refused.pop_all()
@@ -234,8 +230,8 @@ class JobRunner:
             record_key_groups(start.plan.claim, self._spec.max_parallelism)
         now = SYSTEM_CLOCK.wall()
         self.reporter.run_began(start.plan, watch.seconds, savepoint)
-        log_messages.LIFE.info(
-            log_messages.started(self._spec.name, self._spec.parallelism, self._guarantee, start.plan, now)
+        sentences.LIFE.info(
+            sentences.started(self._spec.name, self._spec.parallelism, self._guarantee, start.plan, now)
         )
         self._restore = None  # later attempts go on from the newest checkpoint
         return QueryRun(
@@ -255,7 +251,7 @@ class JobRunner:
         savepoint = self._options.savepoint
         if savepoint is None or self._claimant.has_claimed:
             return ""
-        log_messages.LIFE.info(log_messages.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
+        sentences.LIFE.info(sentences.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
         done = restore_savepoint(
             self._spec,
             savepoint,
@@ -268,7 +264,7 @@ class JobRunner:
             alive=_alive,
             before_claim=self._keep_record,
         )
-        log_messages.LIFE.info(log_messages.adopted(self._spec.name, now=done))
+        sentences.LIFE.info(sentences.adopted(self._spec.name, now=done))
         return savepoint.folder.uri if done else ""
 
     def _rekey(self, savepoint: GivenSavepoint, to: Storage, max_parallelism: int) -> Manifest:
@@ -302,7 +298,7 @@ class JobRunner:
         self._let_helpers_end()
         self._ends.ended(RunOutcome(self.status.value), met)
         self._answer_those_who_wait_for_the_end(met)
-        log_messages.LIFE.info(log_messages.ended(self.job.name, self.status.value, self.observer.progress))
+        sentences.LIFE.info(sentences.ended(self.job.name, self.status.value, self.observer.progress))
         self._tell_what_is_open()
 
     def _doing(self) -> str:
@@ -327,9 +323,9 @@ class JobRunner:
         if self.status not in (Status.FINISHED, Status.STOPPED):
             return
         drainable = self.status is Status.FINISHED and not self._options.drain
-        told = log_messages.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
+        told = sentences.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
         if told:
-            log_messages.LIFE.info(told)
+            sentences.LIFE.info(told)
 
     # ── what others ask for ────────────────────────────────────────────────────────────────────
 

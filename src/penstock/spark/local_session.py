@@ -26,7 +26,7 @@ from penstock.errors import ConfigError
 from penstock.spark.class_archive import archive_options
 from penstock.spark.java import JavaHome, cache_dir, find_java, use_java, write_cached
 from penstock.spark.versions import with_version
-from penstock.supervise.program import keep_to_oneself
+from penstock.supervise.channel import keep_to_oneself
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from penstock.errors import ConfigError, CorruptStateError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.sources.partitioned_log import POSITION_FIELDS, PartitionedLog, positioned, with_offsets
 from penstock.spark.inspection import leaf_options
 from penstock.spark.versions import (

@@ -26,9 +26,8 @@ from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, PenstockError, shown_alone
-from penstock.ids import checked_name
+from penstock.ids import SYSTEM_RANDOMNESS, checked_name
 from penstock.progress import each
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.restore_options import LATEST, START, checked_positions, choose_position
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.create import new_mark

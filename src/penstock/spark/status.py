@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock import start_options
 from penstock.dashboard.ui_options import UiOptions
-from penstock.ownership.run_list import EarlierAttempts
+from penstock.ownership.runs import EarlierAttempts
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.savepoint.restore import GivenSavepoint
 from penstock.status.listeners import Listeners

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.log_fields import JsonLines, LogForm, is_json, wanted_form
-from penstock.progress import open_works
-from penstock.progress_display import PATIENCE_S, Display, displayed
-from penstock.status.log_messages import LIFE, Rate, live_line
+from penstock.progress import PATIENCE_S, Display, displayed, open_works
+from penstock.status.sentences import LIFE, Rate, live_line
 
 if TYPE_CHECKING:
     from penstock.spark.job_handle import JobHandle

@@ -15,8 +15,7 @@ from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metada
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
-from penstock.ownership.claim import JOB_FILE, newest_run
-from penstock.ownership.descent import in_line_of_descent, read_descents
+from penstock.ownership.claim import JOB_FILE, in_line_of_descent, newest_run, read_descents
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.started_batches import last_started
 from penstock.sinks.two_phase_commit import Transaction

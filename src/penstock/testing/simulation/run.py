@@ -11,12 +11,10 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
 from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError, FencedError
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, Randomness
 from penstock.job_spec import JobSpec
-from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run, read_descents
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.randomness import Randomness
 from penstock.recovery.history import read_history
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan

@@ -16,8 +16,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.config import Mode
 from penstock.errors import CheckpointFailedError, ConfigError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.ownership.claim import Claimant, newest_run, read_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import Claimant, newest_run, read_descents, read_run
 from penstock.ownership.holds import ANY, HOLD_S, put_hold, release_hold
 from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.history import read_history, read_newest
