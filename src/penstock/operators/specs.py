@@ -33,7 +33,7 @@ SPECS: tuple[type[Spec], ...] = (
     CountRowsSpec,
     TopSpec,
 )
-"""Asked in this order: sessions before other windows, which have a column in common with them. A lookup is not among them: its table is shown as it is stored."""
+"""Asked in this order: sessions before other windows, because they share a column. A lookup is missing: its table is shown as stored."""
 
 
 def table_view(table: StoredTable) -> TableView:
