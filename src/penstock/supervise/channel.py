@@ -83,14 +83,14 @@ class SignalRequest(msgspec.Struct, frozen=True):
     signal: int
 
 
-SAID = msgspec.json.Decoder(ProgramReport)
+REPORTS = msgspec.json.Decoder(ProgramReport)
 
 
-WISHES = msgspec.json.Decoder(SignalRequest)
+SIGNAL_REQUESTS = msgspec.json.Decoder(SignalRequest)
 
 
 def line(words: ProgramReport | SignalRequest) -> bytes:
-    """As it is sent."""
+    """A message as bytes, ending with a newline."""
     return msgspec.json.encode(words) + b"\n"
 
 
@@ -108,12 +108,12 @@ class Lines:
         return [one for one in whole if one]
 
 
-def read_said(lines: list[bytes]) -> list[ProgramReport]:
+def read_reports(lines: list[bytes]) -> list[ProgramReport]:
     """What can be understood of them."""
     found: list[ProgramReport] = []
     for one in lines:
         try:
-            found.append(decoded(SAID, one))
+            found.append(decoded(REPORTS, one))
         except msgspec.DecodeError:
             continue
     return found
@@ -205,7 +205,7 @@ class Supervisor:
 
     def _heard(self, words: bytes) -> None:
         try:
-            number = decoded(WISHES, words).signal
+            number = decoded(SIGNAL_REQUESTS, words).signal
         except msgspec.DecodeError as error:
             _log.debug("the supervisor said what cannot be understood: %s", error)
             return

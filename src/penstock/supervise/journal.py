@@ -77,7 +77,7 @@ class Story:
             self._waiting.clear()
 
     def started(self, pid: int, attempt: int) -> None:
-        """The program was started."""
+        """Record that the program was started."""
         self._tell(
             ProcessStarted(
                 at=self._clock.wall(),
@@ -92,7 +92,7 @@ class Story:
         )
 
     def died(self, pid: int, how: str, decision: str, *, restarts: bool, delay_s: float = 0.0) -> None:
-        """The program has ended."""
+        """Record how the program ended, and whether it is started again."""
         self._tell(
             ProcessDied(
                 at=self._clock.wall(),
