@@ -47,11 +47,11 @@ ANSWER_TRIES = 5
 
 
 MOST_WAITING = 100
-"""So many requests wait in storage for their turn; what comes beyond them is refused."""
+"""How many requests may wait in storage for their turn; more are refused."""
 
 
-MOST_TOLD = 1000
-"""Beyond so many different troubles with requests some are told again."""
+MOST_LOGGED = 1000
+"""Beyond so many different problems with requests, some are logged again."""
 
 
 FIRST_CHECKPOINT_S = 600.0
@@ -59,11 +59,11 @@ FIRST_CHECKPOINT_S = 600.0
 
 
 Judge = Callable[[Request], BaseException | None]
-"""Why a request for the end of the job did not get what it asked for; None: it did."""
+"""Returns why a request for the end of the job was not fulfilled; None if it was."""
 
 
 class Actions(Protocol):
-    """What a job can be asked for, while it runs and between two of its runs."""
+    """The actions of a job that can be requested, while it runs and between two of its runs."""
 
     def checkpoint(self, token: str, request_id: Request) -> Facts:
         """Complete a checkpoint of all that is finished now; returns when it exists, raises when that is not possible."""
@@ -87,7 +87,7 @@ class Actions(Protocol):
 
 
 class RequestServer:
-    """All requests to one start of a job. `look` is called again and again by one thread, `ended` once, behind the last run.
+    """All requests to one start of a job. `look` is called repeatedly by one thread, `ended` once, after the last run.
 
     Of requests that take their time one of each kind is performed at a time. The others stay in storage, where nobody has taken them on:
     their askers can take them back, and their time may end.
@@ -109,24 +109,24 @@ class RequestServer:
         self._claimant = claimant
         self._actions = actions
         self._in_background = in_background
-        """Runs what the end of the job waits for."""
+        """Runs work that the end of the job waits for."""
         self._apart = apart or in_background
-        """Runs what it does not wait for: it may hang."""
+        """Runs work that it does not wait for, because it may hang."""
         self._on_taken = on_taken
         self._on_answered = on_answered
         self._clock = clock
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
-        """Held while a request is taken on and begun: the end comes before that, or behind it, and then answers it."""
+        """Held while a request is taken on and begun: the end comes before that, or after it, and then answers the request."""
         self._takes = frozenset(Kind)
-        self._told: set[tuple[str, str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
         self._under_way: dict[str, Request] = {}
         self._waiting: dict[str, Request] = {}
         """Those that have to wait for their turn, in the order in which they were first seen."""
         self._over_since_s: dict[str, float] = {}
 
     def look(self) -> None:
-        """Take on what there is. Nothing that goes wrong here is in the job's way: the next look tries again."""
+        """Accept the requests in storage. A failure here does not disturb the job: the next look tries again."""
         try:
             listing = Listing(self._storage)
             found = frozenset(listing.open)
@@ -140,14 +140,14 @@ class RequestServer:
         except FencedError:
             _log.debug("requests in %s are another run's now", self._storage.uri)
         except PenstockError as error:
-            self._tell_once(logging.INFO, "requests in %s wait: %s", self._storage.uri, error)
-        except Exception as error:  # noqa: BLE001 - anybody may write there, and the thread that looks must not end
-            self._tell_once(
+            self._log_once(logging.INFO, "requests in %s wait: %s", self._storage.uri, error)
+        except Exception as error:  # noqa: BLE001 - anyone may write there, and the polling thread must not end
+            self._log_once(
                 logging.WARNING, "requests in %s wait, for looking failed: %r", self._storage.uri, error
             )
 
     def _look_at(self, request_id: str) -> None:
-        """One request that is not what it should be is not in the way of the others."""
+        """Handle one request; a malformed one does not disturb the others."""
         try:
             with self._deciding:
                 if self._takes:
@@ -155,33 +155,33 @@ class RequestServer:
         except FencedError:
             raise
         except UnavailableError as error:
-            self._tell_once(logging.INFO, "request %s waits: %s", request_id, error)
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
-            self._tell_once(logging.WARNING, "request %s came to nothing: %r", request_id, error)
+            self._log_once(logging.INFO, "request %s waits: %s", request_id, error)
+        except Exception as error:  # noqa: BLE001 - written as the answer
+            self._log_once(logging.WARNING, "request %s came to nothing: %r", request_id, error)
             self._answer(request_id, Done.failed(error))
 
-    def _tell_once(self, level: int, text: str, about: str, error: Exception) -> None:
-        """What lasts is not told at every look."""
-        told = (text, about, str(error))
-        _log.log(logging.DEBUG if told in self._told else level, text, about, error)
-        if len(self._told) < MOST_TOLD:
-            self._told.add(told)
+    def _log_once(self, level: int, text: str, about: str, error: Exception) -> None:
+        """Log a lasting problem only once."""
+        problem = (text, about, str(error))
+        _log.log(logging.DEBUG if problem in self._logged else level, text, about, error)
+        if len(self._logged) < MOST_LOGGED:
+            self._logged.add(problem)
 
     def open(self) -> None:
-        """The first run is up, or is tried again: every request is taken on."""
+        """The first run is up, or is tried again: accept every request."""
         with self._deciding:
             self._takes = frozenset(Kind)
 
     def close(self) -> None:
-        """Before the first run is up and after the last one is over: only a cancel is taken on.
+        """Before the first run is up and after the last one is over: accept only a cancel.
 
-        What else comes waits until `open`, or is left to whoever asks, and to the next start.
+        Other requests wait until `open`, or are left to their askers and to the next start.
         """
         with self._deciding:
             self._takes = frozenset({Kind.CANCEL})
 
     def ended(self, facts: Facts, judge: Judge = lambda _: None) -> None:
-        """The job is over: that is what a stop or cancel waits for, and why nothing else can be done."""
+        """The job is over: answer stops and cancels, and fail all other requests."""
         with self._deciding:
             self._takes = frozenset()
             self._take_on_stops_that_wait()
@@ -191,7 +191,7 @@ class RequestServer:
             self._answer(request_id, answer_at_the_end(request, facts, judge(request)))
 
     def _take_on_stops_that_wait(self) -> None:
-        """They have what they asked for, or not, with the stop before them. Left in storage they would stop the next start."""
+        """The stop before them has fulfilled them, or not. Left in storage they would stop the next start."""
         try:
             claim = self._claim()
             for request_id, request in self._waiting.items():
@@ -225,7 +225,7 @@ class RequestServer:
             return
         if self._has_to_wait(request_id, request, claim) or not take_on(self._storage, request_id, claim.run):
             return  # its turn comes later; or it was taken back: its asker answers, and deletes it
-        # This run may have stood still since it read the request, so that its file is the first one once more, behind the deletion.
+        # This run may have stood still since it read the request, so that its file is the first one once more, after the deletion.
         if not is_asked_for(self._storage, request_id) or self._is_late(request_id, request, claim):
             return
         claim.check()
@@ -236,7 +236,7 @@ class RequestServer:
         self._begin(request_id, request)
 
     def _is_late(self, request_id: str, request: Request, claim: Claim) -> bool:
-        """Whether its time is over, which is its answer then."""
+        """Whether its time is over; then it is answered so."""
         late_s = self._clock.wall() - request.until
         if late_s < 0:
             return False
@@ -276,24 +276,24 @@ class RequestServer:
                 self._actions.cancel()
 
     def _stop(self, request_id: str, request: Request) -> None:
-        """The answer follows when the job has ended; at once when it is refused, and the job goes on."""
+        """The answer follows when the job has ended. A refusal is answered at once, and the job goes on."""
         try:
             self._actions.stop(request_id, request)
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - written as the answer
             _log.warning("a stop that somebody asked for was refused: %s", error)
             self._answer(request_id, Done.failed(error))
 
     def _perform(self, request_id: str, request: Request, deed: Callable[[str, Request], Facts]) -> None:
         try:
             done = Done(ok=True, facts=deed(request_id, request))
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - written as the answer
             _log.warning("a %s that somebody asked for could not be made: %s", request.kind, error)
             _log.debug("where the %s failed", request.kind, exc_info=error)
             done = Done.failed(error)
         self._answer(request_id, done)
 
     def _answer(self, request_id: str, done: Done) -> None:
-        """A run that has lost the job says nothing: it is the next one's to answer."""
+        """Write the answer. A run that has lost the job leaves that to the new owner."""
         for left in reversed(range(ANSWER_TRIES)):
             try:
                 self._write(request_id, done)
@@ -329,7 +329,7 @@ class RequestServer:
 
 
 def answer_at_the_end(request: Request, facts: Facts, error: BaseException | None) -> Done:
-    """To what was under way when the job ended: a stop or a cancel has come to its end. `error`: why that is not so."""
+    """The answer to a request in progress when the job ended. `error`: why it was not fulfilled."""
     if error is not None:
         return Done.failed(error)
     if request.kind in (Kind.STOP, Kind.CANCEL):
@@ -345,13 +345,13 @@ def answer_at_the_end(request: Request, facts: Facts, error: BaseException | Non
 def _expired(request: Request, late_s: float) -> str:
     waited = duration(max(0.0, request.until - request.asked_at))
     return (
-        f"the {request.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of the "
-        "machine that runs the job): it was not begun, or a run died over it"
+        f"the {request.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of "
+        "the machine that runs the job): it was not begun, or a run died over it"
     )
 
 
 class LocalRequests:
-    """Those of one start. `ended` is called once, behind the last run; nothing is told from there on."""
+    """The local requests of one start. `ended` is called once, after the last run; nothing is reported from there on."""
 
     def __init__(
         self,

@@ -21,10 +21,10 @@ from penstock.wording import counted, duration
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals with which a person, or a machine that shuts down, asks a job to stop."""
-SAME_WISH_S = 1.0
-"""Within this time a wish that comes twice is one: systemd and `timeout` send it to every process, a terminal to the whole group."""
+SAME_REQUEST_S = 1.0
+"""Two signals within this time are one request: systemd and `timeout` send it to every process, a terminal to the whole group."""
 DEAF_S = 30.0
-"""So long has a program to end after the second wish, which means now. Then it is killed."""
+"""How long a program has to end after the second request, which means now. Then it is killed."""
 MOST_FAILURES = 1000
 """So many times of failures are remembered, or more where the strategy counts them: a program may be started again for years."""
 
@@ -46,7 +46,7 @@ class End:
     status: int
     """Its exit code; the number of a signal that killed it is negative."""
     reported: int = 0
-    """The code of the failure that it told of before; 0: it told of none."""
+    """The code of the failure that it reported before; 0 if it reported none."""
 
     @property
     def how(self) -> str:
@@ -60,7 +60,7 @@ class End:
 
     @property
     def kind(self) -> int:
-        """What it is judged by. A program of the user's ends with 1 whatever it met, and has said before what that was."""
+        """The code that decides. A program of the user ends with 1 after any failure, and has reported the code before."""
         return self.reported if self.reported and self.status > 0 else self.status
 
 
@@ -87,17 +87,17 @@ class Supervision:
     strategy: RestartStrategy
     randomness: Randomness = SYSTEM_RANDOMNESS
     asked: int | None = None
-    """The last signal by which somebody asked it to stop."""
+    """The last signal that requested a stop."""
     stop_requests: int = 0
     """How often."""
     failures: list[float] = field(default_factory=list)
     _asked_at: float = 0.0
     killed_at: float | None = None
-    """When a program that is still there is to be killed: it is deaf to stop_requests."""
+    """When a program that is still there is to be killed, because it ignores requests."""
 
     def came(self, number: int, at: float) -> bool:
-        """A signal has come, to the supervisor or to the program. Whether it is a wish of its own, which is to be passed on."""
-        if self.asked is not None and at - self._asked_at < SAME_WISH_S:
+        """A signal has come, to the supervisor or to the program. Returns whether it is a request of its own, which has to be passed on."""
+        if self.asked is not None and at - self._asked_at < SAME_REQUEST_S:
             return False
         self.asked, self._asked_at = number, at
         self.stop_requests += 1
@@ -165,7 +165,7 @@ def strategy_of(said: str) -> RestartStrategy:
     make = STRATEGIES.get(name)
     if make is None:
         raise ConfigError(
-            f"--restart {said} is unknown: choose one of {', '.join(STRATEGIES)}, with settings behind a colon, such as "
+            f"--restart {said} is unknown: choose one of {', '.join(STRATEGIES)}, with settings after a colon, such as "
             "fixed-delay:attempts=3,delay=10s",
             value=said,
         )

@@ -46,7 +46,7 @@ _ID_DIGITS = 16
 
 @dataclass
 class Program:
-    """One attempt: a process, and what it has said of itself."""
+    """One attempt: a process, and its reports."""
 
     pid: int
     """0: it could not be started."""
@@ -58,11 +58,11 @@ class Program:
 
     @property
     def hears(self) -> bool:
-        """Whether it takes stop_requests over the socket."""
+        """Whether it takes requests over the socket."""
         return bool(self.job)
 
     def received(self) -> tuple[list[ProgramReport], bool]:
-        """What it has said since the last time, and whether it can say more."""
+        """The reports since the last call, and whether more can come."""
         try:
             received = self.connection.recv(_RECEIVE)
         except BlockingIOError:
@@ -96,7 +96,7 @@ class Keeper:
 
     def run(self) -> int:
         """Until it is not to be started again; returns the exit code."""
-        self._spared = children()  # of whoever became this process: they are not ours to end
+        self._spared = children()  # of the program that became this process: they are not ours to end
         adopt_orphans()
         try:
             with _signals_as_bytes() as woken:
@@ -252,7 +252,7 @@ class Keeper:
         return self._supervision.asked is not None
 
     def _asked_again(self, woken: socket.socket) -> bool:
-        """Whether somebody who waits for the end has asked once more."""
+        """Whether a second stop request has come during the wait."""
         before = self._supervision.stop_requests
         self._take_signals(woken, None)
         return self._supervision.stop_requests > max(before, 1)
