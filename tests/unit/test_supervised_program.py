@@ -33,7 +33,7 @@ from penstock.supervise.channel import (
     read_reports,
     socket_name,
 )
-from penstock.supervise.decisions import SAME_WISH_S, Supervision
+from penstock.supervise.decisions import SAME_REQUEST_S, Supervision
 from penstock.supervise.family import GRACE_S, Remains
 from penstock.supervise.keeper import Keeper, Program
 from services.patience import PATIENCE_S, tries
@@ -223,10 +223,10 @@ def test_a_program_that_is_deaf_to_signals_is_killed_after_the_second(tmp_path) 
     with subprocess.Popen(kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        for _ in tries(SAME_WISH_S):
+        for _ in tries(SAME_REQUEST_S):
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(SAME_WISH_S)
+                process.wait(SAME_REQUEST_S)
                 break
         assert process.stderr is not None
         said = process.stderr.read()

@@ -22,7 +22,7 @@ from penstock.supervise.channel import LONGEST_LINE, Lines, ProgramReport, line,
 from penstock.supervise.decisions import (
     BY_DEFAULT,
     DEAF_S,
-    SAME_WISH_S,
+    SAME_REQUEST_S,
     End,
     Supervision,
     strategy_of,
@@ -141,8 +141,8 @@ def test_a_wish_that_comes_twice_at_once_is_one() -> None:
     """Within a second the signals that reach supervisor and program, of whatever kind, are one wish; a later one is the second."""
     kept = supervision()
     assert kept.came(signal.SIGTERM, 5.0)
-    assert not kept.came(signal.SIGHUP, 5.0 + SAME_WISH_S / 2)
-    assert kept.came(signal.SIGTERM, 5.0 + SAME_WISH_S)
+    assert not kept.came(signal.SIGHUP, 5.0 + SAME_REQUEST_S / 2)
+    assert kept.came(signal.SIGTERM, 5.0 + SAME_REQUEST_S)
     assert kept.stop_requests == 2
 
 
