@@ -40,10 +40,10 @@ def test_the_token_is_asked_for_once(chromium: Browser, job: StoredJob) -> None:
         page.goto(f"{server.address}/jobs/views/failures")
         assert "/login?next=" in page.url
         page.get_by_label("Token").fill("not-the-token-of-this-one")
-        page.get_by_role("button", name="Show the jobs").click()
+        page.get_by_role("button", name="Log in").click()
         page.get_by_text("That is not the token of this dashboard.").wait_for()
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Show the jobs").click()
+        page.get_by_role("button", name="Log in").click()
         page.wait_for_url(f"{server.address}/jobs/views/failures")
         seen.expected = re.compile(r"(?!)")
         for path in PAGES:

@@ -309,8 +309,8 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
         (
             {},
             (
-                "no record says where run 5 went on from, and run 2 is the newest that has one: runs/5.restored is gone, or the checkpoint is "
-                "of another life of the job"
+                "no record says from which checkpoint run 5 started, and run 2 is the newest run with one: runs/5.restored is gone, or the "
+                "checkpoint belongs to an earlier job of this name"
             ),
         ),
         (
@@ -453,7 +453,7 @@ def test_a_file_that_fails(penstock: Penstock, tmp_path: Path) -> None:
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines() == [
         "penstock: broken.py, line 2: ZeroDivisionError: division by zero",
-        "  Mend it there; `penstock --debug ...` shows the whole traceback. Nothing was started.",
+        "  Fix it there; `penstock --debug ...` shows the whole traceback. Nothing was started.",
     ]
     sys.argv = ["penstock", "--debug", "run", str(tmp_path / "broken.py")]
     with pytest.raises(ConfigError) as error:
@@ -480,7 +480,7 @@ def test_a_job_that_is_made_only_by_the_script(penstock: Penstock, tmp_path: Pat
     """A file whose job is made below `if __name__ == '__main__'` is told what to write, and where."""
     (tmp_path / "script.py").write_text("if __name__ == '__main__':\n    job = 1\n")
     assert (
-        "outside of `if __name__ == '__main__'`, which is not run here"
+        "outside of `if __name__ == '__main__'`, which does not run here"
         in penstock("run", tmp_path / "script.py").err
     )
 

@@ -369,9 +369,9 @@ def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
     """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
     for html in (pages.overview([restarting()], FRAME), pages.job(restarting(), FRAME)):
         page = " ".join(Parsed(html).text.split())
-        assert "14.3 k rows as of 10:52:43 : no run looks now" in page
+        assert "14.3 k rows as of 10:52:43 : no run is up" in page
         assert "rows/s" not in page
-        assert "It waits for rows" not in page
+        assert "The job waits for rows" not in page
 
 
 def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
@@ -426,7 +426,7 @@ def test_the_largest_keys_are_more_than_one() -> None:
         )
         shown = Parsed(pages.found(largest))
         assert [text for text in shown.texts if text.startswith("app-")] == [one.key["app"] for one in known]
-        assert "Not everything was read: reading ends after 9 rows." in shown.text
+        assert "The lookup is incomplete: reading ends after 9 rows." in shown.text
     assert (
         "1,152,921,504,606,846,978"
         in Parsed(pages.found(LargestKeys(**facts, keys=keys, looked_at=9, complete=True))).text

@@ -155,14 +155,14 @@ def test_a_port_that_is_taken_is_refused_at_once(job: StoredJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=rf"127\.0\.0\.1:{port}: another program has the port.*Choose another port"
+            ConfigError, match=rf"127\.0\.0\.1:{port}: another program uses the port.*Choose another port"
         ):
             start_server_process(job.storage, job.name, UiOptions.checked(port))
 
 
 def test_another_dashboard_on_the_port_is_told(job: StoredJob) -> None:
     """With its process, so that one can look at it."""
-    told = "a dashboard of Penstock .* is there already, process"
+    told = "a dashboard of Penstock .* runs there already, process"
     with served(job, token=TOKEN) as server, pytest.raises(ConfigError, match=f"{told} {server.pid}"):
         start_server_process(job.storage, job.name, UiOptions.checked(port_of(server)))
 

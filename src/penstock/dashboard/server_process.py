@@ -1,11 +1,11 @@
-"""The server beside a driver: a child process of lower priority, for one job. Driver.
+"""The dashboard server of one job, as a low-priority child process of the driver. Driver, and the dashboard's process.
 
-What always holds:
-1. Nothing that it does holds up the job: its death is logged, and it is started anew, at most once a minute.
-2. It ends with the job, and with the driver, however that ends: its standard input is a pipe of which only the driver has the other end.
-3. The token is told through that pipe. It is in no argument and no environment, and in the log only if nobody gave one.
-4. It imports nothing out of the folder in which the driver was started, which others may be able to write to.
-5. Ctrl-C in the driver's terminal does not reach it, and of the driver's files and sockets it has only the one on which it listens.
+Invariants:
+1. The server never delays the job. If it dies, the driver logs that and restarts it, at most once a minute.
+2. The server ends with the job and with the driver, however they end: its standard input is a pipe whose other end only the driver has.
+3. The driver sends the token through that pipe. It is in no argument and no environment variable, and only a generated token is logged.
+4. The server imports nothing from the driver's working directory, which others may be able to write to.
+5. Ctrl-C in the driver's terminal does not reach the server, and it inherits only the listening socket from the driver.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.wording import duration
 _log = logging.getLogger(__name__)
 
 PAUSE_S = 60.0
-"""Between two starts."""
+"""The least time between two starts."""
 GRACE_S = 3.0
-"""So long it may take to end by itself."""
+"""The time in which the process may end by itself."""
 _PARENT_CHECK_S = 1.0
 _LAST_BYTES = 500
-_MODESTLY = """
+_CHILD_PROGRAM = """
 import contextlib, os
 os.nice(15)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
@@ -46,13 +46,12 @@ with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
 from penstock.dashboard.server_process import main
 main()
 """
-"""Its priority is low before it imports anything. Linux may share processors out among sessions first, and it has a session of its own: so
-that gets a low priority, too. Without it the priority of the process would count for nothing against the job. With 10 it gets a tenth of a
-processor that is full of the job: enough for people, and not for a thousand requests a second."""
+"""Lowers its priority before it imports anything. Linux may first divide the processors among sessions, and the server has its own session:
+without a low session priority, the priority of the process would have no effect. With 10, the server gets a tenth of a busy processor."""
 
 
 class ServerRequest(msgspec.Struct, frozen=True):
-    """What the process is told: one line on its standard input."""
+    """The first line on the standard input of the process."""
 
     socket: int
     places: tuple[str, ...]
@@ -62,7 +61,7 @@ class ServerRequest(msgspec.Struct, frozen=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What it answers: one line on its standard output."""
+    """The first line on the standard output of the process."""
 
     address: str = ""
     error: str = ""
@@ -73,7 +72,7 @@ _REPORTS = msgspec.json.Decoder(ServerReport)
 
 
 class ServerProcess:
-    """A server that runs beside this process, until `close`."""
+    """A running server process, until `close`."""
 
     def __init__(
         self, storage: Storage, name: str, options: UiOptions, *, clock: Clock = SYSTEM_CLOCK
@@ -94,29 +93,29 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """Where its pages are: `http://127.0.0.1:8090`. Connections wait there from the first moment on."""
+        """The address of its pages, such as `http://127.0.0.1:8090`. It accepts connections at once."""
         return address_of(self._options.host, self._port)
 
     @property
     def opening_address(self) -> str:
-        """See `UiOptions.opening_address`."""
+        """The address to open, with the token if it was generated."""
         return self._options.opening_address(self._port)
 
     @property
     def pid(self) -> int:
-        """That of the process."""
+        """The id of the server process."""
         return self._process.pid
 
     def wait_until_ready(self, seconds: float) -> None:
-        """For those who cannot go on without it; raises `UnavailableError` when it does not come up."""
+        """Wait until the server answers; raises `UnavailableError` if it does not start."""
         if not self._ready.wait(seconds) or self._problem:
-            why = self._problem or f"it has said nothing for {duration(seconds)}"
+            why = self._problem or f"it did not report for {duration(seconds)}"
             raise UnavailableError(
-                f"the dashboard at {self.address} did not start: {why}; the job is not touched by it"
+                f"the dashboard at {self.address} did not start: {why}; the job is not affected"
             )
 
     def close(self) -> None:
-        """End it."""
+        """End the server process."""
         self._ended.set()
         self._end_process()
         self._thread.join(GRACE_S)
@@ -124,10 +123,10 @@ class ServerProcess:
     # ── the process ────────────────────────────────────────────────────────────────────────────
 
     def _spawned(self, listening: socket.socket) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-        words = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: a full one would make the process stand still
+        words = tempfile.TemporaryFile()  # noqa: SIM115 - a full pipe would block the process
         with listening:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-c", _MODESTLY],
+                [sys.executable, "-P", "-c", _CHILD_PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -135,20 +134,20 @@ class ServerProcess:
                 env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
                 start_new_session=True,
             )
-            wish = ServerRequest(
+            request = ServerRequest(
                 listening.fileno(), (self._storage.uri,), self._name, self._options, os.getpid()
             )
         assert process.stdin is not None
         try:
-            os.write(process.stdin.fileno(), msgspec.json.encode(wish) + b"\n")
+            os.write(process.stdin.fileno(), msgspec.json.encode(request) + b"\n")
         except BrokenPipeError:
-            _log.debug("the dashboard is dead already: its last words say why")
+            _log.debug("the dashboard process is dead already: its standard error says why")
         return process, words
 
     def _end_process(self) -> None:
         process = self._process
         if process.stdin is not None:
-            process.stdin.close()  # which it takes for the end
+            process.stdin.close()  # the process ends when its input ends
         try:
             process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -167,7 +166,7 @@ class ServerProcess:
             self._close_files()
             pause_s = max(0.0, PAUSE_S - (self._clock.monotonic() - self._started_at))
             _log.warning(
-                "the dashboard at %s ended with %d, the job goes on without it%s; it is started again in %s",
+                "the dashboard at %s ended with %d; the job goes on without it%s; the driver restarts it in %s",
                 *(self.address, status, f": {last}" if last else "", duration(pause_s)),
             )
             if self._clock.wait(self._ended, pause_s) or not self._restarted():
@@ -177,20 +176,20 @@ class ServerProcess:
     def _listen(self) -> None:
         line = self._process.stdout.readline() if self._process.stdout else b""
         try:
-            said = decoded(_REPORTS, line)
+            report = decoded(_REPORTS, line)
         except msgspec.DecodeError:
-            said = ServerReport(error=_last(self._words) or "its process ended without a word")
-        self._problem = said.error
+            report = ServerReport(error=_last(self._words) or "its process ended without a message")
+        self._problem = report.error
         self._ready.set()
 
     def _restarted(self) -> bool:
-        """False when that is not to be tried again."""
+        """Restart the process; False if that failed for good."""
         self._started_at = self._clock.monotonic()
         options = msgspec.structs.replace(self._options, ports=(self._port,))
         try:
             self._process, self._words = self._spawned(bind(options))
         except (PenstockError, OSError) as error:
-            _log.warning("the dashboard is not started again: %s; the job goes on", error)
+            _log.warning("the driver cannot restart the dashboard: %s; the job goes on", error)
             return False
         if self._ended.is_set():
             self._end_process()
@@ -205,13 +204,13 @@ class ServerProcess:
 def start_server_process(
     storage: Storage, name: str, options: UiOptions, *, clock: Clock = SYSTEM_CLOCK
 ) -> ServerProcess:
-    """Start the server for the job `name`, whose folder `storage` is. Returns when its address is taken, not when it answers there.
+    """Start the server for the job `name` in the folder `storage`. Returns when the address is bound, before the server answers.
 
-    Raises `ConfigError` when the port is taken, packages are missing, or another process cannot open the storage.
+    Raises `ConfigError` if the port is in use, packages are missing, or another process cannot open the storage.
     Call it before Spark starts.
     """
     check_installed()
-    open_storage(storage.uri)  # as the other process does
+    open_storage(storage.uri)  # the other process must be able to open it
     return ServerProcess(storage, name, options, clock=clock)
 
 
@@ -224,7 +223,7 @@ def _last(words: IO[bytes]) -> str:
 
 
 def main() -> None:
-    """Read the request, serve, end with the driver."""
+    """Read the request, serve, and end with the driver."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     request = _REQUESTS.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_driver, args=(request.parent,), daemon=True).start()
@@ -232,7 +231,7 @@ def main() -> None:
         listening = socket.socket(fileno=request.socket)
         port = port_of(listening)
         server = make_server(request.places, request.options, port, only=request.only)
-    except Exception as error:  # noqa: BLE001 - told to the driver
+    except Exception as error:  # noqa: BLE001 - reported to the driver
         _report(ServerReport(error=f"{type(error).__name__}: {error}"))
         sys.exit(1)
     _report(ServerReport(address=address_of(request.options.host, port)))
@@ -240,9 +239,9 @@ def main() -> None:
 
 
 def _end_with_the_driver(parent: int) -> None:
-    """When the input ends, the driver has closed it, or is gone. A fork of the driver's may keep its end open, so its id is looked at too.
+    """End the process when its input ends. A fork of the driver may keep that open, so check the parent process too.
 
-    Not through `sys.stdin`: at its end Python would wait for a lock that this thread has.
+    This does not read `sys.stdin`: at exit, Python would wait for a lock that this thread holds.
     """
     while os.getppid() == parent:
         readable, _, _ = select.select([sys.stdin.fileno()], [], [], _PARENT_CHECK_S)

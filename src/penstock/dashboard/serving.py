@@ -1,4 +1,4 @@
-"""Running the server. Its socket is bound before anything else, so that a port that is taken is told at once. The dashboard's process."""
+"""Runs the server. Its socket is bound first, so that a port in use fails at once. The dashboard's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 MOST_CONNECTIONS = 400
-"""Behind these, a request is refused with 503: event streams, and what pages and programs ask for in one moment."""
+"""The limit of connections, event streams included; beyond it, requests get 503."""
 KEEP_ALIVE_S = 5
 SHUTDOWN_S = 1
 BACKLOG = 256
@@ -30,14 +30,14 @@ _MOST_PROBED_BYTES = 1000
 
 
 def check_installed() -> None:
-    """Refuse, with what to install, where the packages of the extra `ui` are missing."""
+    """Raise `ConfigError` if the packages of the extra `ui` are missing."""
     for package in ("starlette", "uvicorn", "jinja2", "prometheus_client"):
-        if find_spec(package) is None:  # a driver does not need to import them
+        if find_spec(package) is None:  # the driver itself does not import them
             optional_package(package, needed_by="the dashboard", extra="ui")
 
 
 def bind(options: UiOptions) -> socket.socket:
-    """A socket that listens on the first port that is free; raises `ConfigError` that says who has the port, as far as can be known."""
+    """A socket that listens on the first free port; raises `ConfigError` that names the program on the port, if known."""
     for port in options.ports[:-1]:
         try:
             return _bound(options.host, port)
@@ -70,15 +70,15 @@ def _cannot(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         who = _who(host, port)
         return ConfigError(
-            f"the dashboard cannot listen on {where}: {who}; nothing was started. Choose another port, or 0 for any that is free, or end "
-            "the other",
+            f"the dashboard cannot listen on {where}: {who}; nothing was started. Choose another port, or 0 for any free port, or end "
+            "that program",
             host=host,
             port=port,
         )
     if error.errno == errno.EACCES:
-        advice = "ports below 1024 need root: choose another"
+        advice = "ports below 1024 need root; choose another"
     elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        advice = "it is no address of this machine; 127.0.0.1 always is"
+        advice = "this machine has no such address; use 127.0.0.1"
     else:
         advice = "choose another"
     return ConfigError(
@@ -97,21 +97,21 @@ _HEALTH = msgspec.json.Decoder(_Health)
 
 
 def _who(host: str, port: int) -> str:
-    """Who has the port: another dashboard says so itself."""
+    """Which program uses the port; another dashboard identifies itself."""
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     connection = http.client.HTTPConnection(reached, port, timeout=PROBE_S)
     try:
         connection.request("GET", "/healthz")
         health = decoded(_HEALTH, connection.getresponse().read(_MOST_PROBED_BYTES))
     except (OSError, http.client.HTTPException, msgspec.DecodeError):
-        return "another program has the port"
+        return "another program uses the port"
     finally:
         connection.close()
-    return f"a dashboard of Penstock {health.penstock} is there already, process {health.pid}"
+    return f"a dashboard of Penstock {health.penstock} runs there already, process {health.pid}"
 
 
 def port_of(listening: socket.socket) -> int:
-    """That of a socket."""
+    """The port of a socket."""
     port: int = listening.getsockname()[1]
     return port
 
@@ -119,7 +119,7 @@ def port_of(listening: socket.socket) -> int:
 def make_server(
     places: Sequence[str], options: UiOptions, port: int, *, only: str | None = None
 ) -> uvicorn.Server:
-    """The server, which `run(sockets=[...])` runs until a signal, or until its `should_exit` is set."""
+    """The server; `run(sockets=[...])` runs it until a signal, or until `should_exit` is set."""
     import uvicorn
 
     from penstock.dashboard.access import Access
@@ -136,7 +136,7 @@ def make_server(
         lifespan="on",
         log_config=None,
         log_level="error",
-        access_log=False,  # paths and queries have keys of users in them
+        access_log=False,  # paths and queries may contain keys of users
         proxy_headers=False,
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
@@ -148,12 +148,12 @@ def make_server(
     return uvicorn.Server(config)
 
 
-def serve(places: Sequence[str], options: UiOptions, told: Callable[[str], None]) -> None:
-    """Serve in this process until Ctrl-C or SIGTERM. `told` is given the address to open."""
+def serve(places: Sequence[str], options: UiOptions, announce: Callable[[str], None]) -> None:
+    """Serve in this process until Ctrl-C or SIGTERM. `announce` gets the address to open."""
     check_installed()
     listening = bind(options)
     port = port_of(listening)
     server = make_server(places, options, port)
-    told(options.opening_address(port))
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and raises it again
+    announce(options.opening_address(port))
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has shut down cleanly, and raises it again
         server.run(sockets=[listening])
