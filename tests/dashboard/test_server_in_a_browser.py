@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, served, ui_options
-from penstock.dashboard.server_process import start_server_process
+from penstock.dashboard.web_server import start_server_process
 from penstock.requests.request_files import Done, Kind, Listing, answer, read_request
 from services.watched_page import watched
 

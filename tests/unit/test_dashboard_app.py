@@ -14,7 +14,7 @@ from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_op
 from penstock.dashboard import gate
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
-from penstock.dashboard.looking import StorageLooker
+from penstock.dashboard.status_poller import StatusPoller
 from penstock.requests.request_files import Done, Kind, answer, read_request
 from penstock.status.jobs import job_id
 from services.patience import tries
@@ -34,7 +34,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
     def make(token: str | None = None, **options: Any) -> TestClient:
         rules = Access(ui_options("127.0.0.1:8090", token, **options), 8090)
-        app = make_app(StorageLooker([str(tmp_path)]), rules)
+        app = make_app(StatusPoller([str(tmp_path)]), rules)
         made = TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False)
         opened.append(made.__enter__())
         return made
@@ -49,7 +49,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClie
     """One for those who only read, over a job that ran, and its storage."""
     place = tmp_path_factory.mktemp("storage")
     StoredJob(place).complete(3)
-    app = make_app(StorageLooker([str(place)]), Access(ui_options("127.0.0.1:8090"), 8090))
+    app = make_app(StatusPoller([str(place)]), Access(ui_options("127.0.0.1:8090"), 8090))
     with TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False) as made:
         yield made, place
 
@@ -510,9 +510,9 @@ def test_a_foreign_host_sees_nothing(client: Client, job: StoredJob) -> None:
 @pytest.mark.parametrize("path", ["/healthz", "/login"])
 def test_strangers_do_not_make_it_look(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows nothing of jobs waits for no storage: forty who ask for it would take all threads from those with a token."""
-    looker = StorageLooker([str(tmp_path)])
-    monkeypatch.setattr(looker, "wait", lambda: pytest.fail("somebody without a token waits for storage"))
-    app = make_app(looker, Access(ui_options("127.0.0.1:8090", TOKEN), 8090))
+    poller = StatusPoller([str(tmp_path)])
+    monkeypatch.setattr(poller, "wait", lambda: pytest.fail("somebody without a token waits for storage"))
+    app = make_app(poller, Access(ui_options("127.0.0.1:8090", TOKEN), 8090))
     with TestClient(app, base_url="http://127.0.0.1:8090") as stranger:
         assert stranger.get(path).status_code == 200
 

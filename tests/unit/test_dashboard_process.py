@@ -16,16 +16,15 @@ import psutil
 import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, get, port_of, served
-from penstock.dashboard import server_process
-from penstock.dashboard.server_process import start_server_process
-from penstock.dashboard.serving import bind
+from penstock.dashboard import web_server
 from penstock.dashboard.ui_options import UiOptions
+from penstock.dashboard.web_server import bind, start_server_process
 from penstock.errors import ConfigError, UnavailableError
 from services.patience import PATIENCE_S, tries
 
 DRIVER = """
 import os, sys, time
-from penstock.dashboard.server_process import start_server_process
+from penstock.dashboard.web_server import start_server_process
 from penstock.dashboard.ui_options import UiOptions
 from penstock.storage import LocalStorage
 beside = start_server_process(LocalStorage(sys.argv[1]), "views", UiOptions.checked("127.0.0.1:0"))
@@ -123,7 +122,7 @@ def test_its_death_is_logged_and_it_comes_back_at_the_same_address(
     job: StoredJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job goes on; after the pause it is started again."""
-    monkeypatch.setattr(server_process, "PAUSE_S", 0.0)
+    monkeypatch.setattr(web_server, "PAUSE_S", 0.0)
     with served(job, token=TOKEN) as server, caplog.at_level(logging.WARNING):
         first = server.pid
         os.kill(first, signal.SIGKILL)
@@ -191,7 +190,7 @@ def test_missing_packages_are_refused(job: StoredJob, monkeypatch: pytest.Monkey
 
 def test_one_that_cannot_start_says_why(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it hears the last words of the process; others go on."""
-    monkeypatch.setattr(server_process, "_MODESTLY", "import sys; sys.exit('no memory left')")
+    monkeypatch.setattr(web_server, "_MODESTLY", "import sys; sys.exit('no memory left')")
     server = start_server_process(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
     try:
         with pytest.raises(UnavailableError, match="did not start: no memory left"):

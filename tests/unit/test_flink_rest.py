@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from builders.asgi_client import AsgiClient
 from builders.plain_looker import PlainLooker
-from penstock.dashboard import savepoints
+from penstock.dashboard import savepoint_disposal
 from penstock.dashboard.flink import flink_routes
 from penstock.dashboard.flink.operations import GRACE_S
 from penstock.dashboard.flink.routes import LARGEST_BODY
@@ -468,14 +468,14 @@ def test_disposal_deletes_nothing_behind_a_link_that_comes_meanwhile(
     shutil.copytree(GOLDEN, savepoint)
     shutil.copytree(GOLDEN, other)
     before = sorted(path for path in other.rglob("*"))
-    look = savepoints._refuse_of_others
+    look = savepoint_disposal._refuse_of_others
 
     def look_and_swap(*given: Any) -> None:
         look(*given)
         (savepoint / swapped).rename(aside)
         (savepoint / swapped).symlink_to(other / swapped)
 
-    monkeypatch.setattr(savepoints, "_refuse_of_others", look_and_swap)
+    monkeypatch.setattr(savepoint_disposal, "_refuse_of_others", look_and_swap)
     answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(savepoint)})
     assert sorted(path for path in other.rglob("*")) == before
     if swapped:

@@ -127,7 +127,7 @@ class RateHistory:
         self._values: dict[str, deque[float]] = {}
 
     def note(self, name: str, value: float) -> None:
-        """Append the newest value."""
+        """Append the newest value of a rate."""
         self._values.setdefault(name, deque(maxlen=MOST)).append(value)
 
     def line(self, name: str, width: int) -> str:

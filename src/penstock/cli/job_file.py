@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.serving import bind, check_installed
 from penstock.dashboard.ui_options import UiOptions
+from penstock.dashboard.web_server import bind, check_installed
 from penstock.errors import ConfigError, PenstockError, RunningAlreadyError
 from penstock.ids import checked_name
 from penstock.job import Job

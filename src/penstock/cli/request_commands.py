@@ -171,7 +171,7 @@ class RequestProgress:
         return "" if live is None else live.doing
 
     def close(self) -> None:
-        """Erase the progress line."""
+        """Erase the progress line from the terminal."""
         if self._line is not None:
             self._line.erase()
 

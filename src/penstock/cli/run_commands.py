@@ -70,8 +70,8 @@ def dashboard(
 
     It reads storage and starts no Spark. Ctrl-C ends it; the jobs are not affected.
     """
-    from penstock.dashboard.serving import serve
     from penstock.dashboard.ui_options import UiOptions
+    from penstock.dashboard.web_server import serve
 
     token = token_of(token_file)
     options = UiOptions.checked(
@@ -124,7 +124,7 @@ def token_of(file: Path | None, option: str = "--token-file") -> str | None:
 
 
 class ModeName(enum.StrEnum):
-    """The values of `--mode`."""
+    """The values of `penstock demo --mode`."""
 
     EXACTLY_ONCE = Mode.EXACTLY_ONCE.value
     AT_LEAST_ONCE = Mode.AT_LEAST_ONCE.value

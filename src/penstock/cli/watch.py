@@ -139,11 +139,11 @@ def _checkpoints(view: JobView, columns: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for one in view.checkpoints[:MOST_CHECKPOINTS]:
-        said, style = _outcome(one)
+        outcome, style = _outcome(one)
         numbers = _numbers(one, wide=wide) or [""] * (len(parts) + 2)
         age = about(view.now - (one.completed_at or one.triggered_at))
         room = max(LEAST_WHY, columns - (NUMBERS if wide else FEWER_NUMBERS))
-        table.add_row(str(one.checkpoint), age, *numbers, Text(in_brief(said, room), style))
+        table.add_row(str(one.checkpoint), age, *numbers, Text(in_brief(outcome, room), style))
     return table
 
 

@@ -62,12 +62,12 @@ class Access:
 
     @property
     def read_only(self) -> bool:
-        """Whether actions are disabled."""
+        """Whether the server refuses all actions."""
         return self._options.read_only
 
     @property
     def savepoints(self) -> tuple[str, ...]:
-        """The folders of `UiOptions.savepoints`."""
+        """Folders below which savepoints may be made and deleted."""
         return self._options.savepoints
 
     @property

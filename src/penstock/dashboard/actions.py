@@ -19,8 +19,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.looking import Seen
 from penstock.dashboard.responses import json_answer, wants_page
+from penstock.dashboard.status_poller import Seen
 from penstock.decoding import decoded
 from penstock.errors import ConfigError
 from penstock.requests.request_client import ask, is_request_id, outcome

@@ -22,7 +22,6 @@ from penstock.dashboard.access import Access
 from penstock.dashboard.actions import action_routes
 from penstock.dashboard.flink import flink_routes
 from penstock.dashboard.gate import Gate, Guesses, TooLargeError, asker, too_large
-from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.metrics import metrics_route
 from penstock.dashboard.page_routes import Pages, seen_job
 from penstock.dashboard.pages.render import PageFrame
@@ -34,8 +33,9 @@ from penstock.dashboard.responses import (
     refused,
     with_cookie,
 )
-from penstock.dashboard.savepoints import savepoint_routes
+from penstock.dashboard.savepoint_disposal import savepoint_routes
 from penstock.dashboard.state_reader import StateReader, lookup_routes
+from penstock.dashboard.status_poller import Seen, StatusPoller
 from penstock.dashboard.stream import Streams
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.version import __version__
@@ -52,14 +52,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
 
 
-def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None = None) -> ASGIApp:
-    """All routes, protected by the gate. The looker starts and ends with the application."""
-    streams = streams or Streams(looker)
+def make_app(poller: StatusPoller, access: Access, *, streams: Streams | None = None) -> ASGIApp:
+    """All routes, protected by the gate. The poller starts and ends with the application."""
+    streams = streams or Streams(poller)
     states, guesses = StateReader(), Guesses()
-    shown = Pages(looker, access, states)
+    shown = Pages(poller, access, states)
 
     def seen(request: Request) -> Seen:
-        return seen_job(looker, request)
+        return seen_job(poller, request)
 
     routes = [
         Route("/healthz", _healthz),
@@ -71,8 +71,8 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
         *lookup_routes(seen, states),
         *shown.twin_routes(),
         *shown.browser_routes(),
-        *flink_routes(looker, read_only=access.read_only, savepoints=access.savepoints),
-        metrics_route(looker),
+        *flink_routes(poller, read_only=access.read_only, savepoints=access.savepoints),
+        metrics_route(poller),
         *shown.page_routes(),
     ]
     inside = Starlette(
@@ -84,19 +84,19 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
             PenstockError: _penstock_error,
             Exception: _unexpected,
         },
-        lifespan=_lifespan(looker),
+        lifespan=_lifespan(poller),
     )
-    return Gate(inside, access, looker, guesses)
+    return Gate(inside, access, poller, guesses)
 
 
-def _lifespan(looker: StorageLooker) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _lifespan(poller: StatusPoller) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        looker.start()
+        poller.start()
         try:
             yield
         finally:
-            await run_in_threadpool(looker.close)
+            await run_in_threadpool(poller.close)
 
     return lifespan
 

@@ -22,8 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
-from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.responses import refused, wants_page, with_usual_headers
+from penstock.dashboard.status_poller import StatusPoller
 from penstock.wording import counted
 
 REQUEST_S = 10.0
@@ -57,7 +57,7 @@ class PatientConnection(H11Protocol):
             min(strangers, key=lambda one: one.made_at).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop both deadlines."""
+        """Stop both deadlines of the closed connection."""
         self._sends.stop()
         self.reads.stop()
         super().connection_lost(exc)
@@ -171,10 +171,10 @@ class TooLargeError(Exception):
 class Gate:
     """An ASGI application that protects another one."""
 
-    def __init__(self, app: ASGIApp, access: Access, looker: StorageLooker, guesses: Guesses) -> None:
+    def __init__(self, app: ASGIApp, access: Access, poller: StatusPoller, guesses: Guesses) -> None:
         self._app = app
         self._access = access
-        self._looker = looker
+        self._poller = poller
         self._guesses = guesses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,8 +192,8 @@ class Gate:
             return
         if not is_open(scope["path"]):
             scope[LET_IN] = True
-            if not self._looker.is_fresh():
-                await run_in_threadpool(self._looker.wait)
+            if not self._poller.is_fresh():
+                await run_in_threadpool(self._poller.wait)
         await self._app(scope, _limited(receive), _with_headers(send))
 
     def _refused(self, scope: Scope, headers: Mapping[str, str], refusal: Refusal | None) -> Response | None:

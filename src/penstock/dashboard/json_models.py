@@ -67,7 +67,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverviewTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/index.json`."""
+    """`/index.json`: all jobs, and the problems of storages."""
 
     jobs: tuple[JobSummary, ...]
     problems: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class CheckpointsTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailuresTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/failures.json`."""
+    """`/jobs/{job}/failures.json`: failures, grouped, and runs."""
 
     job: str
     now: float
@@ -95,7 +95,7 @@ class FailuresTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/journal.json`: newest first."""
+    """`/jobs/{job}/journal.json`: all events, newest first."""
 
     job: str
     now: float
@@ -105,7 +105,7 @@ class JournalTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchesTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/batches.json`: newest first."""
+    """`/jobs/{job}/batches.json`: recent batches, newest first."""
 
     job: str
     now: float
@@ -113,7 +113,7 @@ class BatchesTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavepointsTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/savepoints.json`: newest first."""
+    """`/jobs/{job}/savepoints.json`: folders of savepoints, newest first."""
 
     job: str
     now: float

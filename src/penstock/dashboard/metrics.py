@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.dashboard.flink.terms import DESCRIBED, is_over, job_metrics
-from penstock.dashboard.looking import Looker
+from penstock.dashboard.status_poller import JobViews
 from penstock.status.backlog import source_behind
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.view import JobState, JobView
@@ -346,12 +346,12 @@ def exposition(views: Iterable[JobView]) -> bytes:
     return generate_latest(_registry(views))
 
 
-def metrics_route(looker: Looker, path: str = "/metrics") -> Route:
+def metrics_route(jobs: JobViews, path: str = "/metrics") -> Route:
     """The route for Prometheus. It answers in the format that the client accepts."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(_registry(looker.views())), headers={"content-type": content_type})
+        return Response(encode(_registry(jobs.views())), headers={"content-type": content_type})
 
     return Route(path, metrics, methods=["GET"])
 

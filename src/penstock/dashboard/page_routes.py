@@ -23,11 +23,11 @@ from typing_extensions import override
 from penstock.dashboard import json_models, pages
 from penstock.dashboard.access import Access
 from penstock.dashboard.actions import allowed_actions
-from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.pages.render import PageFrame
 from penstock.dashboard.responses import HTML, JSON, ResponseCache, json_answer, page_answer
-from penstock.dashboard.savepoints import known_folder, look_into
+from penstock.dashboard.savepoint_disposal import known_folder, look_into
 from penstock.dashboard.state_reader import StateReader
+from penstock.dashboard.status_poller import Seen, StatusPoller
 from penstock.errors import ConfigError
 from penstock.requests.request_client import Outcome, outcome
 from penstock.status.view import CheckpointView, JobView
@@ -51,8 +51,8 @@ class BrowserRoute(Route):
 class Pages:
     """The endpoints of pages and their JSON twins."""
 
-    def __init__(self, looker: StorageLooker, access: Access, states: StateReader) -> None:
-        self._looker = looker
+    def __init__(self, poller: StatusPoller, access: Access, states: StateReader) -> None:
+        self._poller = poller
         self._access = access
         self._states = states
         self._cache = ResponseCache()
@@ -99,18 +99,18 @@ class Pages:
     def _of_all(self) -> tuple[Endpoint, Endpoint]:
         async def page(request: Request) -> Response:
             frame = self._frame(request)
-            return self._page(pages.overview, frame, self._mark(), lambda: (self._looker.views(),))
+            return self._page(pages.overview, frame, self._mark(), lambda: (self._poller.views(),))
 
         async def twin(request: Request) -> Response:
-            problems = self._looker.problems
+            problems = self._poller.problems
             return self._twin(
-                request, self._mark(), lambda: json_models.overview(self._looker.views(), problems)
+                request, self._mark(), lambda: json_models.overview(self._poller.views(), problems)
             )
 
         return page, twin
 
     def _mark(self) -> Hashable:
-        return tuple(one.looked_at for one in self._looker.all_seen()), self._looker.problems
+        return tuple(one.looked_at for one in self._poller.all_seen()), self._poller.problems
 
     # ── one job ────────────────────────────────────────────────────────────────────────────────
 
@@ -191,7 +191,7 @@ class Pages:
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
     def _seen(self, request: Request) -> Seen:
-        return seen_job(self._looker, request)
+        return seen_job(self._poller, request)
 
     def _frame(self, request: Request, of: str = "", query: str = "") -> PageFrame:
         path: str = of or request.scope["path"]
@@ -201,7 +201,7 @@ class Pages:
             twin=twin_of(path),
             read_only=self._access.read_only,
             logged_in=self._access.needs_token,
-            problems=self._looker.problems,
+            problems=self._poller.problems,
         )
 
     def _page(
@@ -226,14 +226,14 @@ def twin_of(path: str) -> str:
     return "/index.json" if path == "/" else f"{path}.json"
 
 
-def seen_job(looker: StorageLooker, request: Request) -> Seen:
+def seen_job(poller: StatusPoller, request: Request) -> Seen:
     """The job of a path; 404 with the names of all jobs if there is none."""
     asked = request.path_params["job"]
-    seen = looker.seen(asked)
+    seen = poller.seen(asked)
     if seen is not None:
         return seen
     try:
-        looker.found(asked[:200])
+        poller.found(asked[:200])
     except ConfigError as error:
         raise HTTPException(404, str(error)) from error
     raise HTTPException(503, f"job {asked[:200]!r} appeared just now; try again")

@@ -61,7 +61,7 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def page_answer(html: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An HTML response."""
+    """A response with an HTML page."""
     return Response(html, status, headers, HTML)
 
 

@@ -31,8 +31,8 @@ from starlette.routing import Route
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.dashboard import pages
-from penstock.dashboard.looking import Seen
 from penstock.dashboard.responses import json_answer, page_answer
+from penstock.dashboard.status_poller import Seen
 from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named

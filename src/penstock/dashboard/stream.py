@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.access import MOST_STREAMS
-from penstock.dashboard.looking import EVERY_S, Seen, StorageLooker
+from penstock.dashboard.status_poller import EVERY_S, Seen, StatusPoller
 from penstock.status.view import JobState
 
 HEARTBEAT_S = 15.0
@@ -62,13 +62,13 @@ class Streams:
 
     def __init__(
         self,
-        looker: StorageLooker,
+        poller: StatusPoller,
         *,
         most: int = MOST_STREAMS,
         every_s: float = EVERY_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._looker = looker
+        self._poller = poller
         self._most = most
         self._every_s = every_s
         self._clock = clock
@@ -78,14 +78,14 @@ class Streams:
         """The routes for all jobs and for one job."""
 
         async def of_all(request: Request) -> Response:
-            return self._stream(request, self._looker.all_seen)
+            return self._stream(request, self._poller.all_seen)
 
         async def of_one(request: Request) -> Response:
             seen_job(request)
             asked = request.path_params["job"]
 
             def look() -> Sequence[Seen]:
-                seen = self._looker.seen(asked)
+                seen = self._poller.seen(asked)
                 return () if seen is None else (seen,)
 
             return self._stream(request, look)

@@ -49,12 +49,12 @@ def overview_item(view: JobView) -> Json:
 
 
 def job_ids(views: Iterable[JobView]) -> Json:
-    """`/jobs`."""
+    """`/jobs`: the ids and states of all jobs."""
     return {"jobs": [{"id": view.id, "status": job_state(view)} for view in views]}
 
 
 def job_detail(view: JobView) -> Json:
-    """`/jobs/:jobid`."""
+    """`/jobs/:jobid`: one job with its vertices and plan."""
     return {
         "jid": view.id,
         "name": view.name,
@@ -183,7 +183,7 @@ def _edge(view: JobView, node: PlanNode, number: int, uid: str) -> Json:
 
 
 def job_config(view: JobView) -> Json:
-    """`/jobs/:jobid/config`."""
+    """`/jobs/:jobid/config`: restart strategy, parallelism and guarantee."""
     settings = None if view.plan is None else view.plan.settings
     user = {
         "guarantee": view.guarantee,
@@ -223,7 +223,7 @@ def application(view: JobView) -> Json:
 
 
 def application_detail(view: JobView) -> Json:
-    """`/applications/:id`."""
+    """`/applications/:id`: one application with its job."""
     detail = application(view)
     return {
         **detail,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.dashboard.flink.terms import Json, Refused
-from penstock.dashboard.savepoints import opened
+from penstock.dashboard.savepoint_disposal import opened
 from penstock.errors import ConfigError
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome
@@ -94,7 +94,7 @@ def stop(job: FoundJob, request: StopRequest, *, by: str, now: float, savepoints
 
 
 def checkpoint(job: FoundJob, request: CheckpointRequest, *, by: str, now: float) -> str:
-    """Request a checkpoint now."""
+    """Request a checkpoint of the job now."""
     return _ask(job, Kind.CHECKPOINT, request.trigger_id, by=by, now=now)
 
 
@@ -147,7 +147,7 @@ def savepoint_status(job: FoundJob, view: JobView, request: str, *, read_only: b
 
 
 def checkpoint_status(job: FoundJob, view: JobView, request: str, *, read_only: bool = False) -> Json:
-    """`GET /jobs/:jobid/checkpoints/:triggerid`."""
+    """`GET /jobs/:jobid/checkpoints/:triggerid`: the status of a checkpoint request."""
     found = _settled(job.storage, view, request, read_only=read_only)
     if not found.is_over:
         return IN_PROGRESS

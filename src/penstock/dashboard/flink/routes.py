@@ -22,8 +22,8 @@ from starlette.routing import Route
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.flink import checkpoints, job_details, operations, vertices
 from penstock.dashboard.flink.terms import Json, Refused, job_metrics, job_state, listed, node_of
-from penstock.dashboard.looking import Looker
-from penstock.dashboard.savepoints import dispose
+from penstock.dashboard.savepoint_disposal import dispose
+from penstock.dashboard.status_poller import JobViews
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 def flink_routes(
-    looker: Looker,
+    jobs: JobViews,
     *,
     read_only: bool = False,
     savepoints: Sequence[str] = (),
@@ -58,7 +58,7 @@ def flink_routes(
 
     `savepoints`: folders below which savepoints may be made and deleted, see `UiOptions.savepoints`.
     """
-    rest = _Rest(looker, read_only=read_only, savepoints=savepoints, clock=clock)
+    rest = _Rest(jobs, read_only=read_only, savepoints=savepoints, clock=clock)
     return [
         Route(prefix + path, _answering(endpoint), methods=[method])
         for prefix in prefixes
@@ -118,8 +118,8 @@ def _number(text: str, what: str) -> int:
 class _Rest:
     """The endpoints of Flink's REST interface."""
 
-    def __init__(self, looker: Looker, *, read_only: bool, savepoints: Sequence[str], clock: Clock) -> None:
-        self._looker = looker
+    def __init__(self, jobs: JobViews, *, read_only: bool, savepoints: Sequence[str], clock: Clock) -> None:
+        self._jobs = jobs
         self._read_only = read_only
         self._savepoints = savepoints
         self._clock = clock
@@ -190,7 +190,7 @@ class _Rest:
 
     def _of_all(self, shape: Callable[[list[JobView]], Any]) -> Endpoint:
         async def endpoint(_: Request) -> Response:
-            return _json(shape(self._looker.views()))
+            return _json(shape(self._jobs.views()))
 
         return endpoint
 
@@ -207,7 +207,7 @@ class _Rest:
         return endpoint
 
     def _view(self, request: Request) -> JobView:
-        view = self._looker.view(request.path_params["job"])
+        view = self._jobs.view(request.path_params["job"])
         if view is None:
             raise self._no_such_job(request)
         return view
@@ -283,7 +283,7 @@ class _Rest:
     def _polling(self, status: Callable[..., Json]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             view = self._view(request)
-            found, trigger = self._looker.found(view.id), request.path_params["trigger"]
+            found, trigger = self._jobs.found(view.id), request.path_params["trigger"]
             return _json(await run_in_threadpool(status, found, view, trigger, read_only=self._read_only))
 
         return endpoint
@@ -307,7 +307,7 @@ class _Rest:
         """The job of a request, unless this server is read-only."""
         self._refuse_if_read_only()
         view = self._view(request)
-        return self._looker.found(view.id)
+        return self._jobs.found(view.id)
 
     def _refuse_if_read_only(self) -> None:
         if self._read_only:
@@ -322,7 +322,7 @@ class _Rest:
         """Delete the savepoint at once. Errors are answered here, so that polling only reports success."""
         body = await _body(request, operations.DISPOSAL_REQUESTS)
         self._refuse_if_read_only()
-        found = [self._looker.found(view.id) for view in self._looker.views()]
+        found = [self._jobs.found(view.id) for view in self._jobs.views()]
         await run_in_threadpool(
             dispose, body.path, found, folders=self._savepoints, by=_by(request), now=self._clock.wall()
         )

@@ -93,7 +93,7 @@ def tasks_of(node: PlanNode) -> int:
 
 
 def millis(seconds: float) -> int:
-    """Seconds as milliseconds."""
+    """Convert seconds to Flink's milliseconds."""
     return round(seconds * 1000)
 
 

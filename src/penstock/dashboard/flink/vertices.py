@@ -27,7 +27,7 @@ from penstock.status.view import JobView
 
 
 def vertex_detail(view: JobView, node: PlanNode) -> Json:
-    """`/jobs/:jobid/vertices/:vertexid`."""
+    """`/jobs/:jobid/vertices/:vertexid`: one vertex with all its subtasks."""
     subtasks = [_subtask(view, node, index) for index in range(tasks_of(node))]
     return {
         **_named(view, node),
@@ -39,7 +39,7 @@ def vertex_detail(view: JobView, node: PlanNode) -> Json:
 
 
 def subtask_times(view: JobView, node: PlanNode) -> Json:
-    """`.../subtasktimes`."""
+    """`.../subtasktimes`: when each subtask started, and on which host."""
     times = dict.fromkeys(TASK_STATES, 0) | {task_state(view): millis(started_at(view))}
     return {
         **_named(view, node),
@@ -113,12 +113,12 @@ def backpressure(node: PlanNode) -> Json:
 
 
 def accumulators(view: JobView, node: PlanNode) -> Json:
-    """`.../accumulators`: Penstock has none."""
+    """`.../accumulators`: Penstock has no accumulators."""
     return {"id": vertex_id(view, node.uid), "user-accumulators": []}
 
 
 def subtask_accumulators(view: JobView, node: PlanNode) -> Json:
-    """`.../subtasks/accumulators`: Penstock has none."""
+    """`.../subtasks/accumulators`: Penstock has no accumulators."""
     return {"id": vertex_id(view, node.uid), "parallelism": tasks_of(node), "subtasks": []}
 
 

@@ -337,7 +337,7 @@ def login(frame: PageFrame, wrong: str = "", following: str = "/") -> str:
 
 
 def problem(status: int, text: str, frame: PageFrame) -> str:
-    """An error page."""
+    """The page that explains an HTTP error."""
     known = {one.value: one.phrase for one in HTTPStatus}
     return render("problem.html", frame, status=status, headline=known.get(status, "Not possible"), text=text)
 

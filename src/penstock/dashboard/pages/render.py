@@ -74,16 +74,16 @@ class Paths:
 
     @property
     def login(self) -> str:
-        """The login page."""
+        """The path of the login page."""
         return f"{self._base}/login"
 
     @property
     def logout(self) -> str:
-        """The logout action."""
+        """The path of the logout action."""
         return f"{self._base}/logout"
 
     def static(self, name: str) -> str:
-        """A static file."""
+        """The path of a static file."""
         return f"{self._base}/static/{name}"
 
     def job(self, view: JobView, page: str = "") -> str:

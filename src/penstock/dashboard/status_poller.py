@@ -44,10 +44,10 @@ STALE_S = 5.0
 PATIENCE_S = 10.0
 """The longest wait for a new read; then the page shows the old result with its age."""
 CLOSE_S = 2.0
-_MOST_TOLD, _LONGEST_TOLD = 100, 200
+_MOST_LOGGED, _LONGEST_LOGGED = 100, 200
 
 
-class Looker(Protocol):
+class JobViews(Protocol):
     """What pages, REST and metrics read. Results come from memory, and are at most about a second old while clients ask."""
 
     def views(self) -> list[JobView]:
@@ -85,8 +85,8 @@ class _Sight:
     """If this combines several storages: the result of each."""
 
 
-class StorageLooker(Looker):
-    """A `Looker` over some storages; `start` it before it is asked, `close` it at the end.
+class StatusPoller(JobViews):
+    """A `JobViews` over some storages; `start` it before it is asked, `close` it at the end.
 
     Invariants: every method except `wait` returns at once; no content of a storage makes a method raise.
     """
@@ -109,7 +109,7 @@ class StorageLooker(Looker):
         ]
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start one thread for each storage."""
         for thread in self._threads:
             thread.start()
 
@@ -213,7 +213,7 @@ class StorageLooker(Looker):
             self._looked.notify_all()
 
     def look(self) -> None:
-        """Read everything that may have changed. Only for a looker that is never started, in one thread."""
+        """Read everything that may have changed. Only for a poller that is never started, in one thread."""
         for place in self._places:
             place.look()
 
@@ -246,7 +246,7 @@ class _Place:
         self._found_at = float("-inf")
         self._looking_since = float("inf")
         """When the read in progress began."""
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         """The jobs that could not be read, and why."""
 
     def takes_long(self, now: float) -> bool:
@@ -330,9 +330,9 @@ class _Place:
 
     def _log_once(self, job: FoundJob, error: Exception) -> None:
         """Log each error once: twice a second would fill the disk."""
-        told = (job.storage.uri, repr(error)[:_LONGEST_TOLD])
-        if told not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(told)
+        logged = (job.storage.uri, repr(error)[:_LONGEST_LOGGED])
+        if logged not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(logged)
             _log.exception("job %s in %s cannot be read", job.name, job.storage.uri)
 
 

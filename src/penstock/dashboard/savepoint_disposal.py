@@ -31,7 +31,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.looking import Seen
+from penstock.dashboard.status_poller import Seen
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ownership.claim import JOB_FILE
 from penstock.randomness import SYSTEM_RANDOMNESS

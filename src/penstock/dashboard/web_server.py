@@ -1,6 +1,6 @@
-"""The dashboard server of one job, as a low-priority child process of the driver. Driver, and the dashboard's process.
+"""Runs the server: in this process, or as a low-priority child process of a driver, for one job. Driver, and the dashboard's process.
 
-Invariants:
+The socket is bound first, so that a port in use fails at once. Invariants of the child process:
 1. The server never delays the job. If it dies, the driver logs that and restarts it, at most once a minute.
 2. The server ends with the job and with the driver, however they end: its standard input is a pipe whose other end only the driver has.
 3. The driver sends the token through that pipe. It is in no argument and no environment variable, and only a generated token is logged.
@@ -10,6 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import http.client
 import logging
 import os
 import select
@@ -18,17 +21,162 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import IO
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.serving import bind, check_installed, make_server, port_of
 from penstock.dashboard.ui_options import TOKEN_VARIABLE, UiOptions, address_of
 from penstock.decoding import decoded
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.lazy_imports import optional_package
 from penstock.storage import Storage, open_storage
 from penstock.wording import duration
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+MOST_CONNECTIONS = 400
+"""The limit of connections, event streams included; beyond it, requests get 503."""
+KEEP_ALIVE_S = 5
+SHUTDOWN_S = 1
+BACKLOG = 256
+PROBE_S = 1.0
+_MOST_PROBED_BYTES = 1000
+
+
+def check_installed() -> None:
+    """Raise `ConfigError` if the packages of the extra `ui` are missing."""
+    for package in ("starlette", "uvicorn", "jinja2", "prometheus_client"):
+        if find_spec(package) is None:  # the driver itself does not import them
+            optional_package(package, needed_by="the dashboard", extra="ui")
+
+
+def bind(options: UiOptions) -> socket.socket:
+    """A socket that listens on the first free port; raises `ConfigError` that names the program on the port, if known."""
+    for port in options.ports[:-1]:
+        try:
+            return _bound(options.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise _cannot(options.host, port, error) from error
+    try:
+        return _bound(options.host, options.ports[-1])
+    except OSError as error:
+        raise _cannot(options.host, options.ports[-1], error) from error
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _cannot(host: str, port: int, error: OSError) -> ConfigError:
+    where = f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        who = _who(host, port)
+        return ConfigError(
+            f"the dashboard cannot listen on {where}: {who}; nothing was started. Choose another port, or 0 for any free port, or end "
+            "that program",
+            host=host,
+            port=port,
+        )
+    if error.errno == errno.EACCES:
+        advice = "ports below 1024 need root; choose another"
+    elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        advice = "this machine has no such address; use 127.0.0.1"
+    else:
+        advice = "choose another"
+    return ConfigError(
+        f"the dashboard cannot listen on {where}: {error.strerror}; nothing was started; {advice}",
+        host=host,
+        port=port,
+    )
+
+
+class _Health(msgspec.Struct, frozen=True):
+    penstock: str
+    pid: int
+
+
+_HEALTH = msgspec.json.Decoder(_Health)
+
+
+def _who(host: str, port: int) -> str:
+    """Which program uses the port; another dashboard identifies itself."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    connection = http.client.HTTPConnection(reached, port, timeout=PROBE_S)
+    try:
+        connection.request("GET", "/healthz")
+        health = decoded(_HEALTH, connection.getresponse().read(_MOST_PROBED_BYTES))
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return "another program uses the port"
+    finally:
+        connection.close()
+    return f"a dashboard of Penstock {health.penstock} runs there already, process {health.pid}"
+
+
+def port_of(listening: socket.socket) -> int:
+    """The port of a socket."""
+    port: int = listening.getsockname()[1]
+    return port
+
+
+def make_server(
+    places: Sequence[str], options: UiOptions, port: int, *, only: str | None = None
+) -> uvicorn.Server:
+    """The server; `run(sockets=[...])` runs it until a signal, or until `should_exit` is set."""
+    import uvicorn
+
+    from penstock.dashboard.access import Access
+    from penstock.dashboard.app import make_app
+    from penstock.dashboard.gate import LARGEST_HEADERS_BYTES, PatientConnection
+    from penstock.dashboard.status_poller import StatusPoller
+
+    poller = StatusPoller(places, only=only)
+    config = uvicorn.Config(
+        make_app(poller, Access(options, port)),
+        http=PatientConnection,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        log_level="error",
+        access_log=False,  # paths and queries may contain keys of users
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        h11_max_incomplete_event_size=LARGEST_HEADERS_BYTES,
+    )
+    return uvicorn.Server(config)
+
+
+def serve(places: Sequence[str], options: UiOptions, announce: Callable[[str], None]) -> None:
+    """Serve in this process until Ctrl-C or SIGTERM. `announce` gets the address to open."""
+    check_installed()
+    listening = bind(options)
+    port = port_of(listening)
+    server = make_server(places, options, port)
+    announce(options.opening_address(port))
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has shut down cleanly, and raises it again
+        server.run(sockets=[listening])
+
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +191,7 @@ import contextlib, os
 os.nice(15)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
     session.write("10")
-from penstock.dashboard.server_process import main
+from penstock.dashboard.web_server import main
 main()
 """
 """Lowers its priority before it imports anything. Linux may first divide the processors among sessions, and the server has its own session:
@@ -115,7 +263,7 @@ class ServerProcess:
             )
 
     def close(self) -> None:
-        """End the server process."""
+        """End the process and its watching thread."""
         self._ended.set()
         self._end_process()
         self._thread.join(GRACE_S)
