@@ -251,7 +251,7 @@ def test_a_checkpoint_outside_the_line_of_descent(penstock: Penstock, storage: L
     """A checkpoint that a later run left behind is listed as not usable, with that run."""
     found = listed(penstock, storage)
     assert [number for number, one in found.items() if not one["usable"]] == [5]
-    assert found[5]["reason"] == "run 1 was fenced off: run 2 went on from checkpoint 4"
+    assert found[5]["reason"] == "run 1 was fenced off: run 2 continued from checkpoint 4"
 
 
 def test_a_checkpoint_with_a_missing_file(penstock: Penstock, storage: LocalStorage) -> None:
@@ -315,7 +315,7 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
         ),
         (
             {9: Descent(9, 8, 2)},
-            "run 5 was fenced off: run 9 went on from checkpoint 8 of run 2",
+            "run 5 was fenced off: run 9 continued from checkpoint 8 of run 2",
         ),
     ],
 )
@@ -603,7 +603,7 @@ def test_what_follows_two_dashes_is_for_the_file(penstock: Penstock, tmp_path: P
     file.write_text(f"import sys\nopen({str(seen)!r}, 'w').write(repr(sys.argv[1:]))\n")
     refused = penstock(command, file, "available-now")
     assert (refused.code, seen.exists()) == (2, False)
-    assert "write -- before what is for the file itself" in refused.err
+    assert "write -- before the arguments of the file" in refused.err
     assert f"penstock {command} FILE -- available-now" in refused.err
     own = ("--available-now",) if command == "run" else ("--json",)
     assert (

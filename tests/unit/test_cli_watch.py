@@ -178,7 +178,7 @@ def test_it_fits_the_terminal(tmp_path: Path, columns: int, *, one: bool) -> Non
     shown = capture.get().splitlines()
     assert max(map(len, shown)) <= columns
     assert len(shown) <= 60
-    assert shown[-1].strip() == "q leaves"
+    assert shown[-1].strip() == "q quits"
 
 
 def test_storage_that_is_away_is_said() -> None:

@@ -233,7 +233,7 @@ def test_guesses_are_slowed_and_logged(
             assert answers.get(f"/login?token={wrong}").status_code == 200
     assert pauses.count(gate.PAUSE_S) == 3
     assert [one.getMessage() for one in caplog.records if "token" in one.getMessage()] == [
-        "the dashboard was shown 1 wrong token, the last by testclient"
+        "the dashboard received 1 wrong token, the last from testclient"
     ]
     assert wrong not in caplog.text
     assert answers.get("/index.json", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
@@ -324,10 +324,10 @@ def test_a_refused_form_comes_back_as_the_page_of_actions(client: Client, job: S
         )
         assert job.storage.names("requests") == []
     assert (refused.status_code, refused.headers["content-type"]) == (400, "text/html; charset=utf-8")
-    assert "the folder &#39;backups/&lt;today&gt;&#39; is not a whole path" in refused.text
+    assert "the folder &#39;backups/&lt;today&gt;&#39; is not an absolute path" in refused.text
     assert 'data-opens="confirm-savepoint"' in refused.text
     assert 'href="/jobs/views/actions"' in refused.text
-    assert "It must be absolute" in refused.text
+    assert "An absolute path that starts with /" in refused.text
     assert 'id="live" hx-get' not in refused.text
 
 
@@ -342,19 +342,19 @@ def test_nothing_needs_to_be_said_with_an_action(client: Client, job: StoredJob,
 @pytest.mark.parametrize(
     ("kind", "body", "says"),
     [
-        ("savepoint", b'{"to": "relative"}', "not a whole path"),
-        ("savepoint", b'{"to": "../up"}', "not a whole path"),
+        ("savepoint", b'{"to": "relative"}', "not an absolute path"),
+        ("savepoint", b'{"to": "../up"}', "not an absolute path"),
         ("savepoint", b'{"to": "s3://bucket/x"}', "s3"),
         ("savepoint", b'{"to": "/a\\u0000b"}', "null"),
         ("savepoint", b'{"to": 7}', "Expected `str"),
         ("savepoint", b'{"two": "/x"}', "two"),
-        ("savepoint", b'{"to": "/x"', "cannot be understood"),
-        ("savepoint", b"\xff\xfe", "cannot be understood"),
-        ("savepoint", b"[" * 5000, "cannot be understood"),
-        ("savepoint", b'{"drain": true}', "drain belongs to a stop"),
-        ("cancel", b'{"savepoint": true}', "savepoint=true belongs to a stop"),
-        ("stop", b'{"to": "/x"}', "none was asked for"),
-        ("checkpoint", b'"text"', "cannot be understood"),
+        ("savepoint", b'{"to": "/x"', "cannot be decoded"),
+        ("savepoint", b"\xff\xfe", "cannot be decoded"),
+        ("savepoint", b"[" * 5000, "cannot be decoded"),
+        ("savepoint", b'{"drain": true}', "drain applies to a stop"),
+        ("cancel", b'{"savepoint": true}', "savepoint=true applies to a stop"),
+        ("stop", b'{"to": "/x"}', "the request makes none"),
+        ("checkpoint", b'"text"', "cannot be decoded"),
     ],
 )
 def test_a_bad_wish_is_refused(client: Client, job: StoredJob, kind: str, body: bytes, says: str) -> None:

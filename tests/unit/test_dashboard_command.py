@@ -65,7 +65,7 @@ def test_it_shows_all_jobs_and_ends_with_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out) == (0, "")
-    assert "Ctrl-C ends it" in err
+    assert "Ctrl-C ends the server" in err
 
 
 def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:

@@ -330,11 +330,11 @@ def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
 @pytest.mark.parametrize(
     ("state", "words", "goes_on"),
     [
-        ("waiting", "Asked", True),
-        ("under way", "taken it on", True),
+        ("waiting", "Requested", True),
+        ("under way", "accepted it", True),
         ("done", "Done", False),
-        ("failed", "came to nothing", False),
-        ("unknown", "Nothing is known", False),
+        ("failed", "It failed", False),
+        ("unknown", "This request is unknown", False),
     ],
 )
 def test_the_outcome_of_a_request_is_followed_until_it_is_over(state: str, words: str, goes_on: bool) -> None:
@@ -384,7 +384,7 @@ def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
     assert len(marked) == 1
     assert "one row for each key of a batch and task" in marked[0]
     page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], FRAME)).text
-    assert "Rows of views-per-minute: counted behind Spark" in page
+    assert "Rows of views-per-minute: counted after Spark" in page
 
 
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:

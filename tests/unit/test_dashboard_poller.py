@@ -369,7 +369,7 @@ def test_jobs_of_a_storage_that_disappears_stay(tmp_path: Path, how: str) -> Non
         poller.look()
     (view,) = poller.views()
     assert (view.name, view.look_age_s) == ("views", 120.0)
-    assert "is it mounted? 1 job of it" in poller.problems[0]
+    assert "is it mounted? The last known state of 1 job is shown" in poller.problems[0]
     if how == "not mounted":
         store.rmdir()
     away.rename(store)

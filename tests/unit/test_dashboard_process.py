@@ -161,7 +161,7 @@ def test_a_port_that_is_taken_is_refused_at_once(job: StoredJob) -> None:
 
 def test_another_dashboard_on_the_port_is_told(job: StoredJob) -> None:
     """With its process, so that one can look at it."""
-    told = "a dashboard of Penstock .* runs there already, process"
+    told = "a dashboard of Penstock .* is already running there, process"
     with served(job, token=TOKEN) as server, pytest.raises(ConfigError, match=f"{told} {server.pid}"):
         start_server_process(job.storage, job.name, UiOptions.checked(port_of(server)))
 

@@ -198,7 +198,7 @@ def test_nobody_is_left_to_do_it(start: Start, rest: AsgiClient) -> None:
     """A request that a dead job has not taken on is taken back, so that it does not stop the next start; the client does not wait for ever."""
     request = asked(rest, f"/v1/jobs/{JOB}/stop", {})
     start.end(RunOutcome.FAILED, ago_s=GRACE_S + 5)
-    assert "the request is taken back" in errors(rest.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
+    assert "the request is withdrawn" in errors(rest.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
     assert Listing(start.storage).open == []
     again = Start(start.store)
     again.answering.look()
@@ -210,7 +210,7 @@ def test_a_poll_of_a_server_that_only_shows_changes_nothing(start: Start, rest: 
     request = asked(rest, f"/v1/jobs/{JOB}/stop", {})
     start.end(RunOutcome.FAILED, ago_s=GRACE_S + 5)
     only_shows = client(start.store, read_only=True)
-    assert "has not answered" in errors(only_shows.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
+    assert "did not answer" in errors(only_shows.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
     assert Listing(start.storage).open == [request]
 
 
@@ -390,7 +390,7 @@ def test_disposal_deletes_nothing_that_belongs_to_several(
         12345,
     )
     there = sorted(savepoint.rglob("*"))
-    assert "belongs to another user" in errors(dispose_of(rest, savepoint), 400)
+    assert "its owner is not the owner of the folder" in errors(dispose_of(rest, savepoint), 400)
     assert sorted(savepoint.rglob("*")) == there
 
 
@@ -445,14 +445,14 @@ def test_disposal_refuses_what_is_not_a_savepoint(start: Start, rest: AsgiClient
     before = sorted(path for path in tmp_path.rglob("*"))
     for path, status, words in [
         (damaged, 500, "is corrupt"),
-        (linked, 400, "is a link, or lies behind one"),
-        (pointing, 400, "is a link, or lies behind one"),
-        (inside, 400, "lies in the storage of a job"),
-        (tmp_path / "shortcut" / "sp", 400, "lies in the storage of a job"),
-        (unknown / "sp", 400, "lies in the storage of a job"),
-        (start.store / "views", 400, "lies in the storage of a job"),
+        (linked, 400, "is a link, or is reached through one"),
+        (pointing, 400, "is a link, or is reached through one"),
+        (inside, 400, "is in the storage of a job"),
+        (tmp_path / "shortcut" / "sp", 400, "is in the storage of a job"),
+        (unknown / "sp", 400, "is in the storage of a job"),
+        (start.store / "views", 400, "is in the storage of a job"),
         (start.store, 400, "job's own storage"),
-        (Path(f"{start.store}/x/../views/sp"), 400, "lies in the storage of a job"),
+        (Path(f"{start.store}/x/../views/sp"), 400, "is in the storage of a job"),
     ]:
         answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(path)})
         assert words in errors(answer, status), path
@@ -479,7 +479,7 @@ def test_disposal_deletes_nothing_behind_a_link_that_comes_meanwhile(
     answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(savepoint)})
     assert sorted(path for path in other.rglob("*")) == before
     if swapped:
-        assert "lies behind a link that has come" in errors(answer, 400)
+        assert "is reached through a link that appeared just now" in errors(answer, 400)
         assert (savepoint / MANIFEST).exists()
     else:  # what was looked at is what went
         assert answer.status_code == 202

@@ -290,7 +290,7 @@ class _Place:
         if self._watchers and not jobs and not linked and (identity is None or identity != self._identity):
             raise _AwayError(
                 f"{self._place} is gone, or another folder is in its place: is it mounted? "
-                f"The state of its {counted(len(self._watchers), 'job')} is no longer known"
+                f"The last known state of {counted(len(self._watchers), 'job')} is shown"
             )
         self._identity = identity
         self._found_at = self._clock.monotonic()

@@ -126,7 +126,7 @@ def _who(host: str, port: int) -> str:
         return "another program uses the port"
     finally:
         connection.close()
-    return f"a dashboard of Penstock {health.penstock} runs there already, process {health.pid}"
+    return f"a dashboard of Penstock {health.penstock} is already running there, process {health.pid}"
 
 
 def port_of(listening: socket.socket) -> int:
