@@ -131,7 +131,7 @@ def test_its_death_is_logged_and_it_comes_back_at_the_same_address(
                 break
         status, said = get(server, "/healthz")
         assert (status, said["pid"]) == (200, server.pid)
-    assert "ended with -9, the job goes on without it" in caplog.text
+    assert "ended with -9; the job goes on without it" in caplog.text
     assert TOKEN not in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_the_next_free_port_is_taken_where_several_are_allowed(job: StoredJob) -
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
     """With what always works."""
-    with pytest.raises(ConfigError, match=r"no address of this machine; 127\.0\.0\.1 always is"):
+    with pytest.raises(ConfigError, match=r"this machine has no such address; use 127\.0\.0\.1"):
         bind(UiOptions.checked(f"{host}:0", TOKEN))
 
 
@@ -190,7 +190,7 @@ def test_missing_packages_are_refused(job: StoredJob, monkeypatch: pytest.Monkey
 
 def test_one_that_cannot_start_says_why(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it hears the last words of the process; others go on."""
-    monkeypatch.setattr(web_server, "_MODESTLY", "import sys; sys.exit('no memory left')")
+    monkeypatch.setattr(web_server, "_CHILD_PROGRAM", "import sys; sys.exit('no memory left')")
     server = start_server_process(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
     try:
         with pytest.raises(UnavailableError, match="did not start: no memory left"):

@@ -228,19 +228,19 @@ def test_a_job_that_is_not_running(start: Start, rest: AsgiClient) -> None:
     [
         ("GET", f"/v1/jobs/{job_id('nobody')}", b"", 404, "there is no job"),
         ("POST", f"/v1/jobs/{job_id('nobody')}/stop", b"{}", 404, "there is no job"),
-        ("POST", f"/v1/jobs/{JOB}/stop", b"{", 400, "the body is not"),
-        ("POST", f"/v1/jobs/{JOB}/stop", b"[" * 50_000, 400, "the body is not"),
+        ("POST", f"/v1/jobs/{JOB}/stop", b"{", 400, "the body cannot be decoded"),
+        ("POST", f"/v1/jobs/{JOB}/stop", b"[" * 50_000, 400, "the body cannot be decoded"),
         ("POST", f"/v1/jobs/{JOB}/stop", b'{"drain": "perhaps"}', 400, "drain"),
         ("POST", f"/v1/jobs/{JOB}/stop", b'{"formatType": "AVRO"}', 400, "formatType"),
         ("POST", f"/v1/jobs/{JOB}/stop", b'{"triggerId": "../../x"}', 400, "triggerId"),
         ("POST", f"/v1/jobs/{JOB}/stop", b" " * (LARGEST_BODY + 1), 413, "more than"),
-        ("POST", f"/v1/jobs/{JOB}/savepoints", b'{"target-directory": "here"}', 400, "no absolute path"),
+        ("POST", f"/v1/jobs/{JOB}/savepoints", b'{"target-directory": "here"}', 400, "not an absolute path"),
         (
             "POST",
             f"/v1/jobs/{JOB}/savepoints",
             b'{"target-directory": "s3://bucket/x"}',
             400,
-            "no absolute path",
+            "not an absolute path",
         ),
         (
             "POST",
@@ -274,7 +274,7 @@ def test_a_job_that_is_not_running(start: Start, rest: AsgiClient) -> None:
         ("GET", f"/v1/jobs/{JOB}/checkpoints/config", b"", 404, "has written its settings"),
         ("POST", "/v1/savepoint-disposal", b"{}", 400, "savepoint-path"),
         ("POST", "/v1/savepoint-disposal", b'{"savepoint-path": "/data/none"}', 400, "is no savepoint"),
-        ("GET", f"/v1/savepoint-disposal/{'0' * 32}", b"", 404, "has deleted no savepoint"),
+        ("GET", f"/v1/savepoint-disposal/{'0' * 32}", b"", 404, "has not deleted a savepoint"),
     ],
 )
 def test_bad_requests(  # noqa: PLR0917 - the columns of the table
