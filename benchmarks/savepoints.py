@@ -20,9 +20,9 @@ from data import Clicks
 from measure import Found
 
 import penstock as ps
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
-from penstock.savepoint.beside import create_beside
+from penstock.savepoint.make import create_in_child_process
 from penstock.spark.job_handle import JobHandle
 from penstock.storage import LocalStorage
 
@@ -69,7 +69,7 @@ class Site:
         storage = LocalStorage(self.root / "store" / "bench")
         newest = read_history(storage, read_descents(storage)).whole[-1]
         began = time.perf_counter()
-        create_beside(storage, newest, LocalStorage(to), token=to.name)
+        create_in_child_process(storage, newest, LocalStorage(to), token=to.name)
         return time.perf_counter() - began
 
     def first_batch(self, job: ps.Job, savepoint: Path | None = None) -> float:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
     from penstock.operators.state.ttl import TimeToLive
     from penstock.operators.window.kinds import WindowProcess
-    from penstock.progress_display import show_progress
+    from penstock.progress import show_progress
     from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
     from penstock.spark.local_session import local_session
     from penstock.spark.saved_state import read_savepoint, read_state
@@ -123,7 +123,7 @@ _LATE_NAMES = LateNames(
         "BroadcastState": "operators.state.subtask_states",
         "FilesystemBackend": "state.backends",
         "log_as_json": "log_fields",
-        "show_progress": "progress_display",
+        "show_progress": "progress",
         "Job": "job",
         "KeyedCoProcess": "operators.process.co",
         "KeyedProcess": "operators.process.keyed",

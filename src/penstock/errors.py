@@ -17,11 +17,15 @@
 
 Runs on the driver and on executors. Exceptions do not cross from an executor to the driver as objects,
 so whatever the coordinator must decide on travels as data, never as one of these.
+
+A refused login is a wrong setting, and not an outage. Clients of databases raise an operational error for both; `refuses_login` goes by
+the codes and texts of the servers. A supervisor decides by the exit code of the program whether it starts it again.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 
 _log = logging.getLogger("penstock")
 
@@ -107,6 +111,8 @@ class InternalError(PenstockError):
 
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 """What is wrong in the job or in its data."""
+
+
 FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
 """What another attempt would only meet again."""
 
@@ -141,3 +147,98 @@ def shown_alone(error: BaseException) -> BaseException:
     error.__cause__ = None
     error.__suppress_context__ = True
     return error.with_traceback(None)
+
+
+# ── refused logins ─────────────────────────────────────────────────────────────────────────────
+
+
+_OF_MYSQL = frozenset({"pymysql", "MySQLdb", "mysql", "mariadb"})
+
+
+_NUMBERS = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1698, 1862, 3118})
+"""Of MySQL and MariaDB: user, password, database, host, rights, a way to log in, an account that is expired or locked."""
+
+
+_STATES = ("28", "3D", "42501")
+"""SQLSTATE: authorization, no such database, no right."""
+
+
+_KINDS = frozenset({"AuthenticationError", "AuthorizationError", "NoPermissionError", "AuthenticationFailed"})
+
+
+_WORDS = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|(?:role|database) \"[^\"]*\" does not exist"
+    r"|Access denied for user|Unknown database '"
+)
+"""What PostgreSQL and MySQL say while a connection is made, where psycopg has no state yet, or of which only the text is left."""
+
+
+def refuses_login(error: BaseException) -> bool:
+    """Whether user, password, database or rights are refused; of Penstock's errors the fact `denied` says it."""
+    if isinstance(error, PenstockError):
+        return bool(error.facts.get("denied"))
+    kinds = type(error).__mro__
+    if any(kind.__name__ in _KINDS for kind in kinds):
+        return True
+    if any(kind.__module__.partition(".")[0] in _OF_MYSQL for kind in kinds):
+        return _number(error) in _NUMBERS
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return (
+        str(state).startswith(_STATES)
+        if state
+        else _is_of_a_database(kinds) and names_refused_login(str(error))
+    )
+
+
+def names_refused_login(text: str) -> bool:
+    """The same of an error of which only the text is known."""
+    return _WORDS.search(text) is not None
+
+
+def _number(error: BaseException) -> object:
+    return getattr(error, "errno", None) or next(iter(error.args), None)
+
+
+def _is_of_a_database(kinds: tuple[type, ...]) -> bool:
+    """PEP 249 names the class."""
+    return any(kind.__name__ == "OperationalError" for kind in kinds)
+
+
+# ── exit codes ─────────────────────────────────────────────────────────────────────────────────
+
+
+EXIT_DONE = 0
+
+
+EXIT_FAILED = 1
+"""Something failed, and another attempt may cure it."""
+
+
+EXIT_WRONG_SETTING = 2
+"""The command or the job is wrong, or the job is running already."""
+
+
+EXIT_FAILED_FOR_GOOD = 3
+"""Another attempt would only meet it again, or the job's restart strategy has given up."""
+
+
+EXIT_FENCED = 4
+"""Another start owns the job now."""
+
+
+EXIT_BY_SIGNAL = 128
+"""And the number of the signal: it ended at once."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code that tells what kind of failure it was."""
+    if isinstance(error, ConfigError):
+        return EXIT_WRONG_SETTING
+    if isinstance(error, FencedError):
+        return EXIT_FENCED
+    return EXIT_FAILED_FOR_GOOD if is_final(error) or _was_given_up(error) else EXIT_FAILED
+
+
+def _was_given_up(error: BaseException) -> bool:
+    """The restart strategy has counted its failures. A job whose Spark is gone could not even ask it: that is cured by a new process."""
+    return isinstance(error, JobFailedError) and "failures" in error.facts

@@ -19,9 +19,9 @@ from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.job_spec import Uids
-from penstock.loading import refuse_while_loading
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.recovery.restore_options import RestoreOptions
+from penstock.start_options import refuse_while_loading
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS

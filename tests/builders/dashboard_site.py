@@ -20,13 +20,12 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.dashboard.web_server import ServerProcess, bind, make_server, start_server_process
 from penstock.ids import NO_CHECKPOINT
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.heartbeat import beat, beating
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
+from penstock.ownership.runs import RunOutcome, end_of, record_end
 from penstock.status.events import CheckpointCompleted, Event, RunFailed, RunStarted
-from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
+from penstock.status.journal import Budget, segment_name, write_live, write_plan
 from penstock.status.live import Progress, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage

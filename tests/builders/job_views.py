@@ -9,7 +9,6 @@ import msgspec
 
 from builders.plan_settings import plan_settings
 from penstock.requests.request_files import PROGRAM
-from penstock.status.checkpoint_history import history, summary
 from penstock.status.events import (
     Answered,
     Asked,
@@ -30,7 +29,7 @@ from penstock.status.events import (
     SubtaskTimes,
     TasksRepeated,
 )
-from penstock.status.failure_history import failures
+from penstock.status.job_history import failures, history, summary
 from penstock.status.job_watcher import asked_for
 from penstock.status.jobs import job_id
 from penstock.status.live import BatchLive, OperatorLive, PendingLive, Progress, SinkLive, SourceLive

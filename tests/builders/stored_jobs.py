@@ -12,15 +12,14 @@ from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
+from penstock.ownership.runs import RunOutcome, end_of, record_end
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status import events as told
 from penstock.status.events import Event
-from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
+from penstock.status.journal import Budget, segment_name, write_live, write_plan
 from penstock.status.live import OperatorLive, PendingLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage

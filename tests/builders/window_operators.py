@@ -135,7 +135,7 @@ class WindowAggregates(_InTime):
     spec: WindowSpec
 
     def __init__(self, windows: TimeWindows, lateness_us: int = 0, early_us: int | None = None) -> None:
-        self.spec = WindowSpec(KEY, windows, lateness_us, SPECS, pa.timestamp("us"), early_us)
+        self.spec = WindowSpec(KEY, windows, lateness_us, SPECS, pa.timestamp("us"), early_us=early_us)
         self.output = self.spec.output
         self.late: list[Row] = []
 

@@ -23,7 +23,7 @@ from penstock.checkpoint.metadata import name_of
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.job import DEFAULT_MAX_PARALLELISM
 from penstock.job_spec import JobSpec
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import restore

@@ -23,11 +23,10 @@ import penstock
 from penstock.dashboard.ui_options import UiOptions
 from penstock.dashboard.web_server import start_server_process
 from penstock.ids import RunId
-from penstock.ownership.claim import newest_run, read_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import newest_run, read_descents, read_run
 from penstock.recovery.history import read_history
 from penstock.status.events import ProcessDied, ProcessStarted
-from penstock.status.journal_files import read_segment, segments
+from penstock.status.journal import read_segment, segments
 from services import keep_alive
 from services.chromium import NoChromiumError, launched
 from services.patience import PATIENCE_S
@@ -40,8 +39,8 @@ COUNTING = "import os, sys; open('starts', 'a').write('.')\n"
 HEARING = """
 import sys, time
 from penstock.spark.foreground import _signals
-from penstock.supervise.program import supervisor
-from penstock.supervise.messages import ProgramReport
+from penstock.supervise.channel import supervisor
+from penstock.supervise.channel import ProgramReport
 
 with _signals(supervisor()) as signals:
     signals.raise_from_now_on()

@@ -13,8 +13,7 @@ import penstock as ps
 from penstock.errors import ConfigError
 from penstock.job_spec import JobSpec
 from penstock.ownership.claim import Claim
-from penstock.savepoint.create import create_savepoint
-from penstock.savepoint.folder import claim_folder
+from penstock.savepoint.create import claim_folder, create_savepoint
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
 from penstock.savepoint.restore import GivenSavepoint, delete_rest_of_claimed, restore_savepoint
 from penstock.state.backends import backend_named

@@ -35,8 +35,7 @@ from penstock.operators.aggregate.columns import (
 from penstock.operators.join.input_rows import MATCHED, PLACE
 from penstock.operators.state.timers import EVENT_TIME, timer_table
 from penstock.operators.views import ROW, View, whole_keys
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare

@@ -19,10 +19,8 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.ownership.claim import claim
 from penstock.progress import doing
 from penstock.savepoint import make
-from penstock.savepoint.beside import create_beside
-from penstock.savepoint.create import Told, create_savepoint
-from penstock.savepoint.folder import claim_folder
-from penstock.savepoint.make import make_savepoint
+from penstock.savepoint.create import ReportProgress, claim_folder, create_savepoint
+from penstock.savepoint.make import create_in_child_process, make_savepoint
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
 from penstock.savepoint.tables import fetched
 from penstock.storage import LocalStorage, Storage
@@ -99,14 +97,14 @@ def test_how_far_it_is_can_be_seen(site: Site, monkeypatch: pytest.MonkeyPatch) 
     write_metadata(site.storage, completed)
     seen: list[str] = []
 
-    def noting(*arguments: Any, told: Told, **options: Any) -> Manifest:
+    def noting(*arguments: Any, report: ReportProgress, **options: Any) -> Manifest:
         def tell(done: int, of: int) -> None:
-            told(done, of)
+            report(done, of)
             seen.append(doing(completed.job).partition(",")[0])
 
-        return create_beside(*arguments, told=tell, **options)
+        return create_in_child_process(*arguments, report=tell, **options)
 
-    monkeypatch.setattr(make, "create_beside", noting)
+    monkeypatch.setattr(make, "create_in_child_process", noting)
     make_savepoint(site.storage, completed, to=None, token="ab12")
     number = sum(len(state.handles) for state in completed.operators.values())
     subtasks = "1 subtask" if number == 1 else f"{number} subtasks"
@@ -124,7 +122,7 @@ def test_what_a_site_prints_is_no_word_of_it(
     greeting.mkdir()
     (greeting / "sitecustomize.py").write_text("print('welcome')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(greeting), *filter(None, sys.path)]))
-    assert create_beside(site.storage, completed, folder, token="ab12") == read_manifest(folder)
+    assert create_in_child_process(site.storage, completed, folder, token="ab12") == read_manifest(folder)
 
 
 def test_a_folder_of_choice_when_the_checkpoint_goes(

@@ -16,7 +16,7 @@ from penstock.checkpoint.completed import OperatorColumns
 from penstock.errors import ConfigError
 from penstock.ids import LONGEST_NAME
 from penstock.operators.window.kinds import size_of_tumbling, sliding, tumbling
-from penstock.savepoint.folder import attempting, claim_folder
+from penstock.savepoint.create import attempting, claim_folder
 from penstock.savepoint.manifest import (
     MAKING,
     MANIFEST,

@@ -35,12 +35,12 @@ from penstock.recovery.started_batches import (
     record_started,
     refuse_if_started_beyond,
 )
-from penstock.savepoint import beside
-from penstock.savepoint.beside import create_beside
+from penstock.savepoint import make
 from penstock.savepoint.create import create_savepoint
-from penstock.savepoint.load import Load
+from penstock.savepoint.make import create_in_child_process
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
 from penstock.savepoint.restore import _may_adopt
+from penstock.savepoint.tables import Load
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps
@@ -478,16 +478,16 @@ def test_made_by_a_process_beside(site: Site) -> None:
     """Another process makes the same savepoint, and says how far it is."""
     completed, told = with_metadata(site), []
     folder = LocalStorage(site.root / "beside")
-    made = create_beside(
-        site.storage, completed, folder, token="t1", told=lambda done, of: told.append((done, of))
+    made = create_in_child_process(
+        site.storage, completed, folder, token="t1", report=lambda done, of: told.append((done, of))
     )
     assert told == [(1, 2), (2, 2)]
     assert made.operators["cards"].rows(VALUES) == 20
     with pytest.raises(ConfigError, match="holds a savepoint; choose an empty folder"):
-        create_beside(site.storage, completed, folder, token="t2")
+        create_in_child_process(site.storage, completed, folder, token="t2")
     site.storage.delete(completed.files)
     with pytest.raises((CorruptStateError, FileNotFoundError), match="state/"):
-        create_beside(site.storage, completed, LocalStorage(site.root / "gone"), token="t3")
+        create_in_child_process(site.storage, completed, LocalStorage(site.root / "gone"), token="t3")
 
 
 def test_a_process_beside_that_talks_much(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +497,8 @@ def test_a_process_beside_that_talks_much(site: Site, monkeypatch: pytest.Monkey
     made: list[Manifest] = []
     folder = LocalStorage(site.root / "beside")
     work = threading.Thread(
-        target=lambda: made.append(create_beside(site.storage, completed, folder, token="t1")), daemon=True
+        target=lambda: made.append(create_in_child_process(site.storage, completed, folder, token="t1")),
+        daemon=True,
     )
     work.start()
     work.join(PATIENCE_S)
@@ -506,16 +507,18 @@ def test_a_process_beside_that_talks_much(site: Site, monkeypatch: pytest.Monkey
 
 def test_the_last_words_of_a_process_beside(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends without an answer is said to have failed, with the end of what it has written."""
-    monkeypatch.setattr(beside, "_MODESTLY", "import sys; sys.exit('no such module' * 9999 + ', the end')")
+    monkeypatch.setattr(make, "_CHILD_PROGRAM", "import sys; sys.exit('no such module' * 9999 + ', the end')")
     with pytest.raises(UnavailableError, match=r"ended with 1: .*no such module, the end") as failed:
-        create_beside(site.storage, with_metadata(site), LocalStorage(site.root / "beside"), token="t1")
+        create_in_child_process(
+            site.storage, with_metadata(site), LocalStorage(site.root / "beside"), token="t1"
+        )
     assert len(str(failed.value)) < 1000
 
 
 DRIVER = """
 import sys
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
-from penstock.savepoint import beside
+from penstock.savepoint import make
 from penstock.storage import LocalStorage
 
 def killed(done, of):
@@ -524,7 +527,7 @@ def killed(done, of):
 
 storage = LocalStorage(sys.argv[1])
 completed = read_metadata(storage, CheckpointName(5, 2))
-beside.create_beside(storage, completed, LocalStorage(sys.argv[2]), token="t1", told=killed)
+make.create_in_child_process(storage, completed, LocalStorage(sys.argv[2]), token="t1", report=killed)
 """
 
 

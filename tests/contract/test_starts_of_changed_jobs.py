@@ -17,8 +17,7 @@ from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.operators.state.declarations import DECLARED_STATES
-from penstock.ownership.claim import Claim, Claimant, claim, newest_run
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import Claim, Claimant, claim, newest_run, record_descent
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.state_migration import RestoredSubtask
 from penstock.run.start import Start, start_run

@@ -23,8 +23,7 @@ from penstock.dashboard.app import make_app
 from penstock.dashboard.status_poller import StatusPoller
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import claim, record_descent
 from penstock.state.backends.base import VALUES
 from penstock.status.stored_state import Limits, find_rows, largest_keys, state_contents
 

@@ -24,11 +24,13 @@ from penstock.storage.forwarding import Subfolder
 from penstock.testing.faulty_storage import (
     FaultPlan,
     FaultyStorage,
+    KillingStorage,
+    KillMoment,
+    KillPoint,
     PlannedFailure,
     SimulatedCrash,
     SlowStorage,
 )
-from penstock.testing.kill_points import KillingStorage, KillMoment, KillPoint
 from penstock.testing.virtual import VirtualStorage
 from services.patience import PATIENCE_S
 

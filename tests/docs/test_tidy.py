@@ -126,7 +126,9 @@ def knowing(word: str) -> int:
 
 def _mentioned(module: Module) -> Iterator[str]:
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "penstock"
+        ):  # Spark has a Window, too
             yield from (alias.name for alias in node.names)
             yield (node.module or "").rpartition(".")[2]
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):

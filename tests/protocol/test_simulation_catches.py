@@ -23,13 +23,12 @@ from simulations import (
 
 from penstock.checkpoint.commits import Committer, commit_in_order
 from penstock.checkpoint.completed import Completed, TimeReached
+from penstock.checkpoint.content import LaterVersions
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
-from penstock.checkpoint.later_versions import LaterVersions
 from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
-from penstock.checkpoint.protocol import Protocol
+from penstock.checkpoint.protocol import DueCommits, Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
@@ -48,8 +47,8 @@ from penstock.run.acknowledgements import BadRecordCounts
 from penstock.run.reading import Reading
 from penstock.run.run import Run
 from penstock.run.watermarks import Watermarks
-from penstock.savepoint import load
 from penstock.savepoint import restore as savepoint_restore
+from penstock.savepoint import tables
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
@@ -57,7 +56,8 @@ from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
 from penstock.state.local_files import HashedFiles
 from penstock.storage import Storage
-from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload, reader
+from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
+from penstock.testing.simulation import world as simulated_world
 from penstock.testing.simulation.workload import SinkKind
 
 Patch = pytest.MonkeyPatch
@@ -745,8 +745,8 @@ SAVED = {
 @mutation(9, **SAVED)
 def load_only_one_part(patch: Patch) -> None:
     """Of the files that may hold rows of a subtask the first alone is read."""
-    files = load._Loading._files
-    patch.setattr(load._Loading, "_files", lambda self, name: files(self, name)[:1])
+    files = tables._Loading._files
+    patch.setattr(tables._Loading, "_files", lambda self, name: files(self, name)[:1])
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:
@@ -888,7 +888,9 @@ def read_while_every_metadata_is_written() -> None:
 
 def test_looking_for_holds_before_the_metadata_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader whose hold comes between the two has chosen what is deleted: it would have to begin again, and here does not."""
-    monkeypatch.setattr(reader, "read_newest", lambda storage, read, only: read(retained_checkpoint(storage)))
+    monkeypatch.setattr(
+        simulated_world, "read_newest", lambda storage, read, only: read(retained_checkpoint(storage))
+    )
     read_while_every_metadata_is_written()
     look, write = Coordinator._holds, Coordinator._write
     seen: dict[int, Any] = {}
@@ -905,7 +907,7 @@ def test_looking_for_holds_before_the_metadata_is_written_is_found(monkeypatch: 
 
 def test_a_hold_that_names_another_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reader reads is kept because its hold names it."""
-    monkeypatch.setattr(reader, "read_newest", chosen_and_read)
+    monkeypatch.setattr(simulated_world, "read_newest", chosen_and_read)
     read_while_every_metadata_is_written()
     monkeypatch.setattr(Hold, "keeps", lambda self, checkpoint, run: self.checkpoint == checkpoint + 1)
     with pytest.raises(Violation, match="a reader with a hold has begun with"):

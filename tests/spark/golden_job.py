@@ -248,7 +248,7 @@ def make(spark: SparkSession, folder: Path, scratch: Path) -> None:
 
 def save(golden: Golden, to: Path) -> None:
     """A savepoint of the newest checkpoint."""
-    from penstock.ownership.descent import read_descents
+    from penstock.ownership.claim import read_descents
     from penstock.recovery.history import read_history
     from penstock.savepoint.create import create_savepoint
     from penstock.storage import LocalStorage

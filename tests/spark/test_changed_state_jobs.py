@@ -13,7 +13,7 @@ from ledger import Ledger
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.create import create_savepoint
 from penstock.storage import LocalStorage

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
-from penstock.ownership.run_list import list_runs
+from penstock.ownership.runs import list_runs
 from penstock.spark.compiled import compile_job
 from penstock.spark.tasks import AnswerList
 from services.patience import PATIENCE_S

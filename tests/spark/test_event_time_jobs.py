@@ -20,7 +20,7 @@ from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.graph import TimeSettings
 from penstock.run.reading import ALL_ROWS, partition_name
 from penstock.spark.event_times import NewestTimes, checked_time
-from penstock.status.log_messages import LIFE
+from penstock.status.sentences import LIFE
 
 pytestmark = pytest.mark.spark
 

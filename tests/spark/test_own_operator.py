@@ -18,7 +18,7 @@ from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
 from penstock.operators.grouping import group_rows
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.create import create_savepoint
 from penstock.spark.dead_letters import all_nullable

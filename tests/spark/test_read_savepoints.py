@@ -28,7 +28,7 @@ import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState
 from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.ownership.holds import find_holds
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.history import read_history

@@ -85,7 +85,7 @@ class Place:
 
 
 def newest_of(storage: LocalStorage) -> Any:
-    from penstock.ownership.descent import read_descents
+    from penstock.ownership.claim import read_descents
     from penstock.recovery.history import read_history
 
     return read_history(storage, read_descents(storage)).whole[-1]

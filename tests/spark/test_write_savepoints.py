@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.errors import ConfigError, CorruptStateError
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import read_descents
 from penstock.ownership.job_record import read_job_record
 from penstock.recovery.history import read_history
 from penstock.savepoint.create import create_savepoint

@@ -11,9 +11,8 @@ import pytest
 
 from penstock.ids import CheckpointId
 from penstock.ownership import claim as claims
-from penstock.ownership.claim import Claim, Claimant, claim
-from penstock.ownership.descent import record_descent
-from penstock.ownership.run_list import EarlierAttempts, earlier_attempts
+from penstock.ownership.claim import Claim, Claimant, claim, record_descent
+from penstock.ownership.runs import EarlierAttempts, earlier_attempts
 from penstock.spark.status import StartOptions
 from penstock.storage import LocalStorage
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from builders.stored_jobs import PLAN
-from penstock.status.backlog import CaughtUp, is_caught_up
 from penstock.status.live import Progress, SinkLive, SourceLive
-from penstock.status.view import JobState, JobView
+from penstock.status.view import CaughtUp, JobState, JobView, is_caught_up
 
 SAID = {"clicks": SourceLive(behind=0), "shops": SourceLive(behind=0)}
 

@@ -24,12 +24,11 @@ from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, checked, prepare_folder
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.loading import loading
-from penstock.ownership.claim import claim
-from penstock.ownership.descent import Descent, record_descent
+from penstock.ownership.claim import Descent, claim, record_descent
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
+from penstock.ownership.runs import RunOutcome, end_of, record_end
+from penstock.start_options import loading
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 

@@ -21,11 +21,11 @@ from penstock.cli.status_screen import exit_code, status_json
 from penstock.cli.watch import WatchScreen, event_line
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.ownership.run_ends import RunOutcome
+from penstock.ownership.runs import RunOutcome
 from penstock.status import events as told
 from penstock.status.job_watcher import JobWatcher
 from penstock.status.jobs import find_jobs, job_id
-from penstock.status.journal_files import read_plan, write_plan
+from penstock.status.journal import read_plan, write_plan
 from penstock.status.live import SinkLive, SourceLive
 from penstock.status.view import JobState, JobView
 

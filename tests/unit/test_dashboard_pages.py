@@ -44,10 +44,9 @@ from penstock.status.events import (
     SavepointMade,
     TasksRepeated,
 )
-from penstock.status.failure_history import failures
-from penstock.status.log_messages import event_time_left
+from penstock.status.job_history import failures
 from penstock.status.observer import Observer
-from penstock.status.sentences import collapsed, sentence
+from penstock.status.sentences import collapsed, event_time_left, sentence
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView, RunView
 from penstock.wording import NOTHING, event_moment, watermark_moment

@@ -40,14 +40,13 @@ from penstock.dashboard.pages.timings import (
     split_ms,
     timeline,
 )
-from penstock.status.backlog import Behind, total_behind
-from penstock.status.checkpoint_history import history
 from penstock.status.events import Event, FirstBatch
 from penstock.status.health import Tone, concerns, needs_attention, verdict
+from penstock.status.job_history import history
 from penstock.status.live import PendingLive, SourceLive
 from penstock.status.plan import PlanNode
 from penstock.status.sentences import sentence
-from penstock.status.view import CheckpointStatus, CheckpointView, JobState, JobView
+from penstock.status.view import Behind, CheckpointStatus, CheckpointView, JobState, JobView, total_behind
 from penstock.wording import NOTHING, ago, behind, compact, near, shortened, utc_moment
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ from penstock.ownership.job_record import read_job_record
 from penstock.recovery.started_batches import last_started
 from penstock.requests.request_files import read_request
 from penstock.savepoint.manifest import MANIFEST, read_manifest
-from penstock.status.journal_files import Budget, read_live, read_segment, segment_name
+from penstock.status.journal import Budget, read_live, read_segment, segment_name
 from penstock.storage import LocalStorage, Storage
 
 _DEEP = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

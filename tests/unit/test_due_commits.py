@@ -7,8 +7,8 @@ import pytest
 
 from builders.protocol_story import RUN, completed, transaction
 from penstock.checkpoint.completed import Barrier, PreCommitted
-from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, Commit, MarkCommitted, SweepTransactions
+from penstock.checkpoint.protocol import DueCommits
 from penstock.config import Mode
 from penstock.ids import CheckpointId, RunId
 from penstock.sinks.two_phase_commit import TransactionName

@@ -24,13 +24,13 @@ from penstock.ids import RunId
 from penstock.ownership.claim import JOB_FILE, Claimant, claim
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
+from penstock.ownership.runs import RunOutcome, end_of, record_end
 from penstock.requests.request_files import Facts, Kind, Listing, Request, read_request
 from penstock.requests.request_server import RequestServer
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
 from penstock.status.events import SavepointDeleted
 from penstock.status.jobs import job_id
-from penstock.status.journal_files import read_segment
+from penstock.status.journal import read_segment
 from penstock.storage import LocalStorage
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "savepoint-1" / "saved"

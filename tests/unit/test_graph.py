@@ -15,7 +15,7 @@ from penstock.operators.row_order import Order, parse_order
 from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
 from penstock.operators.window.operator import Window
 from penstock.sinks.two_phase_commit import Delivery
-from penstock.status.plan_nodes import plan_nodes
+from penstock.status.plan import plan_nodes
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,17 @@ import msgspec
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.status import journal, journal_files
+from penstock.status import journal
 from penstock.status.events import Asked, CheckpointCommitted, Event, JobEnded, Lost, RunFailed, SinkDown
-from penstock.status.journal import JournalReader, JournalWriter
-from penstock.status.journal_files import SEGMENT_BYTES, Budget, read_live, read_plan, segments
+from penstock.status.journal import (
+    SEGMENT_BYTES,
+    Budget,
+    JournalReader,
+    JournalWriter,
+    read_live,
+    read_plan,
+    segments,
+)
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S, tries
 
@@ -162,7 +169,7 @@ def test_no_more_is_read_than_anybody_keeps(storage: LocalStorage, monkeypatch: 
 
 def test_the_journal_is_bounded(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the newest part is kept, and only who owns the job deletes."""
-    monkeypatch.setattr(journal_files, "KEEP_BYTES", 200_000)
+    monkeypatch.setattr(journal, "KEEP_BYTES", 200_000)
     for owns in (False, True):
         writer = JournalWriter(storage, may_delete=partial(bool, owns))
         for number in range(100):
@@ -189,7 +196,7 @@ def test_no_flood_deletes_what_is_of_another_kind(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, flood: Event
 ) -> None:
     """Checkpoints, requests and troubles without end delete neither the story of a failure nor who cancelled the job."""
-    monkeypatch.setattr(journal_files, "KEEP_BYTES", 100_000)
+    monkeypatch.setattr(journal, "KEEP_BYTES", 100_000)
     failed = RunFailed(at=1.0, run=1, error="E", why="the disk is full", strategy="s", restarts=True)
     cancelled = Asked(at=2.0, run=1, what="cancel", by="ada")
     for start in range(4):
@@ -230,7 +237,7 @@ def test_what_cannot_be_read_is_counted(storage: LocalStorage) -> None:
         name,
         storage.get(name) + b'{"event":"of_tomorrow","at":1,"run":1}\n{"event":"checkp\n' + b"[" * 20_000,
     )
-    storage.put(journal_files.segment_name(1.0, "f" * 16, Budget.RUNS, 0), b" " * (2 << 20))
+    storage.put(journal.segment_name(1.0, "f" * 16, Budget.RUNS, 0), b" " * (2 << 20))
     storage.put("events/notes.txt", b"of a person")
     read = JournalReader(storage).read()
     assert (len(read.events), read.unreadable) == (1, 4)

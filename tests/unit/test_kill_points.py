@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import LocalStorage
-from penstock.testing.kill_points import KillingStorage, KillMoment, KillPoint
+from penstock.testing.faulty_storage import KillingStorage, KillMoment, KillPoint
 
 PROGRAM = """
 import sys
 from penstock.storage import LocalStorage
-from penstock.testing.kill_points import KillingStorage, KillPoint, KillMoment
+from penstock.testing.faulty_storage import KillingStorage, KillPoint, KillMoment
 point = KillPoint(moment=KillMoment[sys.argv[2]], nth=int(sys.argv[3]), first=int(sys.argv[4]))
 storage = KillingStorage(LocalStorage(sys.argv[1]), point, last_words=lambda n: print(f"bye {n}", flush=True))
 storage.create("job.json", b"{}")

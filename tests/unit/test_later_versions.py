@@ -8,8 +8,8 @@ import pytest
 
 from builders.protocol_story import handle
 from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.content import LaterVersions
 from penstock.checkpoint.events import BatchFinished
-from penstock.checkpoint.later_versions import LaterVersions
 from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle

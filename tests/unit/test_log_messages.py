@@ -18,8 +18,8 @@ from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.started_batches import StartedBatch
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status.live import Progress, SourceLive
-from penstock.status.log_messages import Rate, ended, event_time_left, live_line, started
 from penstock.status.observer import Observer
+from penstock.status.sentences import Rate, ended, event_time_left, live_line, started
 from penstock.storage import LocalStorage
 
 NOW = 1_700_000_000.0

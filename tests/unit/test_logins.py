@@ -9,8 +9,7 @@ import pymysql
 import pytest
 import redis
 
-from penstock.errors import ConfigError, UnavailableError
-from penstock.logins import refuses_login
+from penstock.errors import ConfigError, UnavailableError, refuses_login
 from penstock.recovery.restart import may_pass
 from penstock.spark.failure_messages import retries_start
 

@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 
 from penstock import progress
-from penstock.progress import Work, counted_by, doing, each, open_works, reached_here, working
-from penstock.progress_display import Display, StderrLine, displayed, show_progress
+from penstock.progress import (
+    Display,
+    StderrLine,
+    Work,
+    counted_by,
+    displayed,
+    doing,
+    each,
+    open_works,
+    reached_here,
+    show_progress,
+    working,
+)
 from penstock.testing.virtual import VirtualClock
 from services.patience import tries
 from services.terminals import real_terminal, screen

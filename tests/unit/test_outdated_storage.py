@@ -25,7 +25,7 @@ from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
-from penstock.status.journal_files import write_plan
+from penstock.status.journal import write_plan
 from penstock.status.plan import Plan
 from penstock.storage import LocalStorage
 

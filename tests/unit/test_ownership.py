@@ -19,18 +19,20 @@ from penstock.ownership.claim import (
     AWAY_S,
     Absence,
     Claimant,
+    Descent,
     RunRecord,
     StorageAwayError,
     claim,
     forget_old_runs,
+    in_line_of_descent,
     newest_run,
     pid_space,
     process_start,
+    read_descents,
+    record_descent,
 )
-from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
 from penstock.ownership.heartbeat import SILENT_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
-from penstock.ownership.run_list import list_runs
+from penstock.ownership.runs import RunOutcome, end_of, list_runs, record_end
 from penstock.storage import LocalStorage
 from penstock.testing.virtual import VirtualClock
 
@@ -362,7 +364,7 @@ def test_a_pid_of_another_space_says_nothing(storage: LocalStorage, space: str) 
 _LOOK = """
 import sys, time
 from penstock.ownership.heartbeat import refuse_if_running
-from penstock.ownership.run_list import list_runs
+from penstock.ownership.runs import list_runs
 from penstock.storage import LocalStorage
 storage = LocalStorage(sys.argv[1])
 print(list_runs(storage, time.time())[0].how)

@@ -11,7 +11,7 @@ import pytest
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.ownership.descent import Descent
+from penstock.ownership.claim import Descent
 from penstock.recovery.progress_log import ProgressLog, positions, set_out, without_positions
 from penstock.storage import LocalStorage
 

@@ -35,7 +35,7 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     WriteMetadata,
 )
-from penstock.checkpoint.under_way import PAUSE_AFTER_FAILURE_S
+from penstock.checkpoint.pending import PAUSE_AFTER_FAILURE_S
 from penstock.config import Mode
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId

@@ -10,8 +10,8 @@ from builders.job_views import NOW, RUNS, healthy
 from builders.parsed_pages import FRAME, Parsed
 from penstock.dashboard import pages
 from penstock.errors import ConfigError
-from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import PROGRAM, Kind, Request
+from penstock.requests.request_server import LocalRequests
 from penstock.status.events import Answered, Asked, Event
 from penstock.status.job_watcher import asked_for
 from penstock.status.observer import Observer

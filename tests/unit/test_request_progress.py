@@ -10,7 +10,7 @@ from penstock.errors import UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
 from penstock.progress import working
-from penstock.status.journal_files import write_live
+from penstock.status.journal import write_live
 from penstock.status.listeners import Listeners
 from penstock.status.live import Progress
 from penstock.status.reporter import JobReporter

@@ -20,7 +20,7 @@ from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.heartbeat import CLOCKS_S, HEARTBEAT_S, STALE_AFTER_S, beat
 from penstock.ownership.records import LARGEST_BYTES
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
+from penstock.ownership.runs import RunOutcome, end_of, record_end
 from penstock.requests.request_client import RequestClient
 from penstock.requests.request_files import (
     Done,

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.randomness import Randomness
+from penstock.ids import Randomness
 from penstock.recovery.restart import (
     ExponentialDelay,
     RestartStrategy,

@@ -33,8 +33,7 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, RunId, checked_name
 from penstock.job_spec import JobSpec
-from penstock.ownership.claim import Claimant, claim, newest_run
-from penstock.ownership.descent import read_descents
+from penstock.ownership.claim import Claimant, claim, newest_run, read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.ownership.holds import put_hold, release_hold
 from penstock.ownership.job_record import (

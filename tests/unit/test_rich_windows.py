@@ -49,7 +49,7 @@ from penstock.operators.bad_records import ROWS
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.process.user_code import Context
-from penstock.operators.window import distinct_values, session
+from penstock.operators.window import aggregates, session
 from penstock.operators.window.count import CountSpec, run_count_windows
 from penstock.operators.window.kinds import ABSURD, LATE, CountWindows, SessionWindows, TimeWindows
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
@@ -243,7 +243,7 @@ def test_windows_pick_values_and_count_distinct_ones(
         return [(start, start + every + more) for start in starts]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distinct_values, "VALUES_BYTES", at_once)
+        patch.setattr(aggregates, "VALUES_BYTES", at_once)
         play(RichWindows(windows, lateness_us), backend, steps, windows_of)
 
 

@@ -11,11 +11,18 @@ import pytest
 
 from penstock.errors import BadRecordError, FencedError, RunningAlreadyError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import Claimant, RunRecord, claim, process_start, record_descent
 from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, beat, last_completed, refuse_if_running
-from penstock.ownership.run_ends import LONGEST_WHY, RunEnd, RunEnds, RunOutcome, read_end, record_end
-from penstock.ownership.run_list import ListedRun, list_runs
+from penstock.ownership.runs import (
+    LONGEST_WHY,
+    ListedRun,
+    RunEnd,
+    RunEnds,
+    RunOutcome,
+    list_runs,
+    read_end,
+    record_end,
+)
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from penstock.testing.virtual import VirtualClock

@@ -20,13 +20,10 @@ import pytest
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.claim import process_start
 from penstock.recovery.restart import fixed_delay
-from penstock.spark.foreground import _Telling
+from penstock.spark.foreground import _SupervisorReports
 from penstock.status.live import Progress
-from penstock.supervise import family, program
-from penstock.supervise.decisions import SAME_WISH_S, Supervision
-from penstock.supervise.family import GRACE_S, Remains
-from penstock.supervise.keeper import Keeper, Program
-from penstock.supervise.messages import (
+from penstock.supervise import channel, family
+from penstock.supervise.channel import (
     ENVIRONMENT,
     ID_ENVIRONMENT,
     Lines,
@@ -36,6 +33,9 @@ from penstock.supervise.messages import (
     read_said,
     socket_name,
 )
+from penstock.supervise.decisions import SAME_WISH_S, Supervision
+from penstock.supervise.family import GRACE_S, Remains
+from penstock.supervise.keeper import Keeper, Program
 from services.patience import PATIENCE_S, tries
 
 TESTS = Path(__file__).parents[1]
@@ -55,14 +55,14 @@ def connection(monkeypatch) -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair()
     nobody = {"pid": 0, "connection": None, "supervisor": None, "supervisor_id": ""}
     for name, nothing in nobody.items():
-        monkeypatch.setattr(program._OfThisProcess, name, nothing)
+        monkeypatch.setattr(channel._OfThisProcess, name, nothing)
     monkeypatch.setenv(ENVIRONMENT, socket_name(theirs.fileno()))
     number = theirs.detach()
     with ours:
         ours.settimeout(5)
         yield ours
     with suppress(OSError):
-        if program._OfThisProcess.connection is None:
+        if channel._OfThisProcess.connection is None:
             os.close(number)
 
 
@@ -273,18 +273,18 @@ def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
 def test_only_who_has_its_socket_is_of_a_supervisor(connection, monkeypatch) -> None:
     """The id is believed with the socket, and is kept from what this program starts."""
     monkeypatch.setenv(ID_ENVIRONMENT, "abc")
-    assert program.supervised_by() == "abc"
+    assert channel.supervised_by() == "abc"
     assert ID_ENVIRONMENT not in os.environ
-    monkeypatch.setattr(program._OfThisProcess, "supervisor_id", "")
+    monkeypatch.setattr(channel._OfThisProcess, "supervisor_id", "")
     monkeypatch.setenv(ID_ENVIRONMENT, "another")
-    assert program.supervised_by() == ""
+    assert channel.supervised_by() == ""
 
 
 def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:
     """It is told as well, and nobody waits for himself."""
-    ours = program.supervisor()
+    ours = channel.supervisor()
     assert ours is not None
-    monkeypatch.setattr(program, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(channel, "ANSWER_S", PATIENCE_S)
     real = ours._connection
     signal.signal(signal.SIGUSR1, lambda number, _: ours.counts(number))
 
@@ -313,8 +313,8 @@ def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:
 def counted(connection, monkeypatch) -> Iterator[list[int]]:
     """How often each signal that comes to this process counts."""
     found = list[int]()
-    monkeypatch.setattr(program, "ANSWER_S", 0.2)
-    ours = program.supervisor()
+    monkeypatch.setattr(channel, "ANSWER_S", 0.2)
+    ours = channel.supervisor()
     assert ours is not None
     signal.signal(signal.SIGUSR1, lambda number, _: found.append(ours.counts(number)))
     yield found
@@ -344,7 +344,7 @@ def test_a_signal_that_came_to_all_counts_once(connection, counted, monkeypatch)
     for _ in tries(0.01):
         if counted == [1]:
             break
-    ours = program.supervisor()
+    ours = channel.supervisor()
     assert ours is not None
     signal.raise_signal(signal.SIGUSR1)
     ours._no_answer(signal.SIGUSR1, SYSTEM_CLOCK.monotonic())
@@ -353,7 +353,7 @@ def test_a_signal_that_came_to_all_counts_once(connection, counted, monkeypatch)
 
 def test_a_signal_that_nobody_can_be_told_counts(connection, counted) -> None:
     """The supervisor is gone, and this is how it is noticed."""
-    ours = program.supervisor()
+    ours = channel.supervisor()
     assert ours is not None
     connection.close()
     for _ in tries(0.01):
@@ -370,21 +370,23 @@ def test_another_socket_of_that_number_is_left_alone(connection, monkeypatch) ->
         said = os.environ[ENVIRONMENT].partition(":")[2]
         for wrong in (f"{theirs.fileno()}:{said}", str(theirs.fileno()), "999", "x", ""):
             monkeypatch.setenv(ENVIRONMENT, wrong)
-            assert program.supervisor() is None
+            assert channel.supervisor() is None
 
 
 def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monkeypatch) -> None:
     """Neither by its environment, nor by an open file, nor as a fork."""
     name = os.environ[ENVIRONMENT]
     os.set_inheritable(int(name.partition(":")[0]), True)
-    program.keep_to_oneself()
+    channel.keep_to_oneself()
     assert ENVIRONMENT not in os.environ
-    look = "import sys; from penstock.supervise.messages import socket_name; print(socket_name(int(sys.argv[1])))"
+    look = (
+        "import sys; from penstock.supervise.channel import socket_name; print(socket_name(int(sys.argv[1])))"
+    )
     command = [sys.executable, "-c", look, name.partition(":")[0]]
     told = subprocess.run(command, close_fds=False, check=True, capture_output=True, text=True)
     assert told.stdout.strip() != name
-    monkeypatch.setattr(program._OfThisProcess, "pid", os.getpid() + 1)  # as a fork sees it
-    assert program.supervisor() is None
+    monkeypatch.setattr(channel._OfThisProcess, "pid", os.getpid() + 1)  # as a fork sees it
+    assert channel.supervisor() is None
 
 
 def test_that_it_goes_is_told_once() -> None:
@@ -395,7 +397,7 @@ def test_that_it_goes_is_told_once() -> None:
         def say(self, one: ProgramReport) -> None:
             said.append(one)
 
-    telling, progress = _Telling(Watching()), Progress(run=1, at=0.0, status="running")  # type: ignore[arg-type]
+    telling, progress = _SupervisorReports(Watching()), Progress(run=1, at=0.0, status="running")  # type: ignore[arg-type]
     assert not telling.look(progress)
     progress = msgspec.structs.replace(progress, batches=1)
     assert telling.look(progress)
@@ -411,11 +413,11 @@ def test_jobs_that_start_in_several_threads_have_one_supervisor(connection, monk
 
     def start() -> None:
         together.wait()
-        found.append((program.supervisor(), program.supervised_by()))
+        found.append((channel.supervisor(), channel.supervised_by()))
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
-    assert set(found) == {(program.supervisor(), "abc")}
+    assert set(found) == {(channel.supervisor(), "abc")}

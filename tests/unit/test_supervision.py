@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from penstock import errors
-from penstock.errors import ConfigError
-from penstock.exit_codes import exit_code_of
-from penstock.randomness import Randomness
+from penstock.errors import ConfigError, exit_code_of
+from penstock.ids import Randomness
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
 from penstock.status.events import Lost, ProcessDied, ProcessStarted
-from penstock.status.journal_files import read_segment, segments
+from penstock.status.journal import read_segment, segments
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import journal
+from penstock.supervise.channel import LONGEST_LINE, Lines, ProgramReport, line, read_said
 from penstock.supervise.decisions import (
     BY_DEFAULT,
     DEAF_S,
@@ -29,7 +29,6 @@ from penstock.supervise.decisions import (
     without,
 )
 from penstock.supervise.journal import Story
-from penstock.supervise.messages import LONGEST_LINE, Lines, ProgramReport, line, read_said
 from services.patience import PATIENCE_S
 
 

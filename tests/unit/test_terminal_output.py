@@ -26,7 +26,7 @@ from penstock.spark.terminal_output import (
     log_on,
 )
 from penstock.status.live import Progress
-from penstock.status.log_messages import LIFE
+from penstock.status.sentences import LIFE
 from penstock.testing.virtual import VirtualClock
 from services.terminals import no_log, real_terminal, screen
 

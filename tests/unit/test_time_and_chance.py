@@ -11,12 +11,12 @@ import pytest
 
 import penstock
 from penstock.clock import Stopwatch
-from penstock.randomness import Randomness, secret_bytes
+from penstock.ids import Randomness, secret_bytes
 from penstock.testing.virtual import VirtualClock
 
 PACKAGE = Path(penstock.__file__).parent
 SOURCES = {"time", "random", "secrets", "uuid"}
-MAY_IMPORT = {"clock.py": {"time"}, "randomness.py": {"random", "secrets"}}
+MAY_IMPORT = {"clock.py": {"time"}, "ids.py": {"random", "secrets"}}
 FROM_A_HASH = {"uuid.uuid5", "uuid.NAMESPACE_URL", "uuid.UUID"}
 SEEDED = {"random.Random"}
 """What the simulation draws its workloads and fates from, by a seed that is printed."""
@@ -56,7 +56,7 @@ def forbidden(path: Path, text: str) -> set[str]:
 
 
 def test_time_and_chance_have_one_door_each() -> None:
-    """Only `penstock.clock` reads the time and only `penstock.randomness` draws; the simulation alone has seeded generators of its own."""
+    """Only `penstock.clock` reads the time and only `penstock.ids` draws; the simulation alone has seeded generators of its own."""
     modules = {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     found = {path.as_posix(): names for path, text in modules.items() if (names := forbidden(path, text))}
     assert not found

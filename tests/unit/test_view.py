@@ -15,13 +15,18 @@ from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import (
+    Claimant,
+    claim,
+    forget_old_runs,
+    pid_space,
+    process_start,
+    record_descent,
+)
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.job_record import JobRecord, check_job_record
-from penstock.ownership.run_ends import RunOutcome, end_of, record_end
+from penstock.ownership.runs import RunOutcome, end_of, record_end
 from penstock.recovery.cleanup import forget_everything
-from penstock.status.checkpoint_history import percentiles
 from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
@@ -35,12 +40,11 @@ from penstock.status.events import (
     RunStarted,
     SavepointMade,
 )
-from penstock.status.failure_history import grouped
 from penstock.status.health import concerns
+from penstock.status.job_history import grouped, percentiles
 from penstock.status.job_watcher import COMING_UP_S, look_at
 from penstock.status.jobs import find_jobs, job_id, job_of, linked_jobs
-from penstock.status.journal import JournalWriter
-from penstock.status.journal_files import write_live, write_plan
+from penstock.status.journal import JournalWriter, write_live, write_plan
 from penstock.status.listeners import Listeners
 from penstock.status.live import PendingLive, Progress
 from penstock.status.observer import SourceAccount
@@ -568,8 +572,8 @@ def test_counters_do_not_go_down_when_records_and_journal_forget(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restarts and rows done again are counted on from start to start, though only the newest runs and events are kept."""
-    monkeypatch.setattr("penstock.status.journal_files.KEEP_BYTES", 400)
-    monkeypatch.setattr("penstock.status.journal_files.KEEP_FILES", 3)
+    monkeypatch.setattr("penstock.status.journal.KEEP_BYTES", 400)
+    monkeypatch.setattr("penstock.status.journal.KEEP_FILES", 3)
     storage, seen = place.storage, []
     for start in range(12):
         claimant = Claimant()

@@ -22,8 +22,8 @@ from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, as_rows
-from penstock.testing.simulation.machines import VirtualExecutor, Worker
-from penstock.testing.simulation.source import Item
+from penstock.testing.simulation.site import VirtualExecutor, Worker
+from penstock.testing.simulation.workload import Item
 from penstock.testing.virtual import VirtualStorage
 
 UID = "views"

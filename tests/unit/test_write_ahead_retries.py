@@ -13,9 +13,15 @@ from penstock.checkpoint.commits import Committer
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import CheckpointListener, Commit, SweepTransactions
 from penstock.checkpoint.sink_lanes import RecoveryCalls
-from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    CommitLostError,
+    ConfigError,
+    PenstockError,
+    UnavailableError,
+    refuses_login,
+)
 from penstock.ids import CheckpointId
-from penstock.logins import refuses_login
 from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage

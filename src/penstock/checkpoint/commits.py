@@ -17,10 +17,16 @@ from typing import TypeVar
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import CheckpointListener, Commit, Committed, Event, SweepTransactions
 from penstock.clock import Clock
-from penstock.errors import BadRecordError, CommitLostError, FencedError, PenstockError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    CommitLostError,
+    FencedError,
+    PenstockError,
+    UnavailableError,
+    refuses_login,
+)
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
-from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim
 from penstock.places import place_in_user_code
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink

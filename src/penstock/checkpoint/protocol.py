@@ -1,46 +1,119 @@
 """The checkpoint protocol: events in, actions out. Pure: no I/O, no clock, no threads. Driver.
 
-Here is what triggers and completes a checkpoint. `needed_files`, `due_commits` and `under_way` say what always holds in them; of the whole:
+It decides when a checkpoint is triggered and completed. `needed_files` and `pending` state their own invariants. Those of the protocol:
 1. `WriteMetadata(n)` is emitted only when every subtask of every operator has acknowledged barrier n with a durable handle and every
    sink has pre-committed. Exactly once: the handle is the state at n, no later.
-2. At least once a checkpoint promises what was put out up to the latest batch that the state in it has seen.
-3. A checkpoint is given up once, is never completed afterwards, and what only it named is discarded.
+2. At least once, a checkpoint promises all output up to the latest batch that its state has seen.
+3. A checkpoint is given up at most once and never completed afterwards. Whatever only it named is discarded.
+
+Commits:
+1. Exactly once: a transaction is committed only after the metadata that names it is written. In the other modes it is committed at
+   the end of its batch.
+2. Every metadata names all transactions up to its barrier that are not known to be committed. At most once it names none: a commit
+   in doubt is not repeated.
+3. Each sink commits in the order of the batches, by its own actions; sinks are independent of each other. No transaction is in two
+   actions.
+4. A checkpoint is marked as committed only when all its promised transactions are committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.content import Content, Identity
-from penstock.checkpoint.due_commits import DueCommits
+from penstock.checkpoint.completed import Completed, PreCommitted
+from penstock.checkpoint.content import Content, Identity, LaterVersions
 from penstock.checkpoint.events import (
     Action,
     Announce,
     AnswerTaken,
     BatchFinished,
     CheckpointWanted,
+    Commit,
     Committed,
     Discard,
     Drain,
     Event,
     FailureReason,
     JobEnded,
+    MarkCommitted,
     MetadataFailed,
     MetadataWritten,
     SnapshotDeclined,
     SnapshotDurable,
+    SweepTransactions,
     Tick,
     WriteMetadata,
 )
-from penstock.checkpoint.later_versions import LaterVersions
 from penstock.checkpoint.needed_files import NeededFiles
-from penstock.checkpoint.pending import EventTimestamp, Pending
-from penstock.checkpoint.under_way import UnderWay
+from penstock.checkpoint.pending import EventTimestamp, Pending, UnderWay
 from penstock.config import Checkpointing, Mode
-from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.sinks.two_phase_commit import TransactionName
 from penstock.state.handle import StateHandle
+
+
+class DueCommits:
+    """The transactions of one run that are pre-committed and not known to be committed, by their names, oldest batch first."""
+
+    def __init__(self, mode: Mode, run: RunId) -> None:
+        self._mode = mode
+        self._run = run
+        self._uncommitted: dict[TransactionName, PreCommitted] = {}
+        self._committing: set[TransactionName] = set()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._uncommitted)
+
+    @property
+    def committing(self) -> int:
+        """How many of them may be committed: somebody was told to."""
+        return len(self._committing)
+
+    @property
+    def uncommitted(self) -> tuple[PreCommitted, ...]:
+        """All of them, oldest batch first."""
+        return tuple(self._uncommitted.values())
+
+    def promised(self, up_to: CheckpointId) -> tuple[PreCommitted, ...]:
+        """What a metadata whose state has seen the batches up to this one must name."""
+        if self._mode is Mode.AT_MOST_ONCE:
+            return ()
+        return tuple(one for one in self._uncommitted.values() if one.checkpoint <= up_to)
+
+    def are_committed(self, completed: Completed) -> bool:
+        """Whether all that a checkpoint of this run promised is visible. What earlier runs promised was committed before this one began."""
+        return not any(one.name in self._uncommitted for one in completed.transactions)
+
+    def batch_finished(self, event: BatchFinished) -> list[Action]:
+        """Its transactions count now; those of other attempts never will."""
+        self._uncommitted |= {one.name: one for one in event.transactions}
+        return [] if self._mode is Mode.EXACTLY_ONCE else self._commit_up_to(event.batch)
+
+    def completed(self, checkpoint: CheckpointId) -> list[Action]:
+        """Its metadata exists: commit what it named, and abort what attempts that do not count have left."""
+        sweep = SweepTransactions(checkpoint, frozenset(self._uncommitted))
+        return [*self._commit_up_to(checkpoint), sweep]
+
+    def committed(self, transactions: Iterable[PreCommitted], completed: Sequence[Completed]) -> list[Action]:
+        """These are visible. `completed`: the checkpoints that exist, the newest last."""
+        for one in transactions:
+            self._committing.discard(one.name)
+            self._uncommitted.pop(one.name, None)
+        newest = completed[-1] if completed else None
+        if newest is None or newest.run != self._run:
+            return []
+        left = any(one.name in self._uncommitted for one in newest.transactions)
+        return [] if left else [MarkCommitted(newest)]
+
+    def _commit_up_to(self, checkpoint: CheckpointId) -> list[Action]:
+        by_sink: dict[str, list[PreCommitted]] = {}
+        for name, one in self._uncommitted.items():
+            if one.checkpoint <= checkpoint and name not in self._committing:
+                by_sink.setdefault(one.sink, []).append(one)
+                self._committing.add(name)
+        return [Commit(sink, tuple(transactions)) for sink, transactions in by_sink.items()]
 
 
 class Protocol:

@@ -16,7 +16,7 @@ from penstock.cli.console import in_brief, iso, moment, table_console
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId, SubtaskId
-from penstock.ownership.descent import Descent, read_descents, went_on_without
+from penstock.ownership.claim import Descent, read_descents, went_on_without
 from penstock.recovery.history import read_history
 from penstock.status.job_watcher import look_at
 from penstock.status.jobs import FoundJob

@@ -148,7 +148,7 @@ def runs(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fals
     from penstock.cli.job_arguments import found_job
     from penstock.cli.job_tables import print_runs, print_runs_json
     from penstock.clock import SYSTEM_CLOCK
-    from penstock.ownership.run_list import list_runs
+    from penstock.ownership.runs import list_runs
 
     found = found_job(storage, job)
     listed = list_runs(found.storage, SYSTEM_CLOCK.wall())

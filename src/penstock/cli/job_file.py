@@ -29,14 +29,13 @@ from penstock.dashboard.web_server import bind, check_installed
 from penstock.errors import ConfigError, PenstockError, RunningAlreadyError
 from penstock.ids import checked_name
 from penstock.job import Job
-from penstock.loading import loading
 from penstock.ownership.heartbeat import refuse_if_running
 from penstock.savepoint.manifest import read_manifest
-from penstock.start_options import asked_on_the_command_line
+from penstock.start_options import asked_on_the_command_line, loading
 from penstock.storage import open_job_storage, open_storage
+from penstock.supervise.channel import keep_to_oneself
 from penstock.supervise.decisions import BY_DEFAULT, Supervision, strategy_of, without
 from penstock.supervise.keeper import Keeper
-from penstock.supervise.program import keep_to_oneself
 from penstock.wording import did_you_mean
 
 DEFAULT_NAME = "job"

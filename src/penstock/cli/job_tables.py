@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.console import about, ago, in_brief, iso, moment, plain_console, table_console, visible
-from penstock.ownership.run_list import ListedRun
-from penstock.status.backlog import is_caught_up, total_behind
-from penstock.status.failure_history import grouped
+from penstock.ownership.runs import ListedRun
 from penstock.status.health import needs_attention
-from penstock.status.view import FailureGroup, FailureView, JobState, JobView
+from penstock.status.job_history import grouped
+from penstock.status.view import FailureGroup, FailureView, JobState, JobView, is_caught_up, total_behind
 from penstock.wording import counted, duration
 
 WIDE = 150

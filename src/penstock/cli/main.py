@@ -12,8 +12,7 @@ from penstock import __version__
 from penstock.cli import job_commands, request_commands, run_commands
 from penstock.cli.console import visible
 from penstock.cli.run_commands import dashboard
-from penstock.errors import InternalError, PenstockError
-from penstock.exit_codes import exit_code_of
+from penstock.errors import InternalError, PenstockError, exit_code_of
 from penstock.log_fields import LogForm, is_json, log_as_json, wanted_form
 
 app = typer.Typer(

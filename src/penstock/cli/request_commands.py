@@ -16,23 +16,22 @@ from typing import Annotated
 
 import typer
 
-from penstock import exit_codes
+from penstock import errors
 from penstock.checkpoint.completed import Completed
 from penstock.cli.console import in_brief, visible
 from penstock.cli.job_arguments import AsJson, NameOfJob, Patience, StorageOfJob
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import seconds, whole_number
 from penstock.errors import PenstockError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.ownership.claim import newest_run
-from penstock.progress_display import Line, show_progress, terminal_line
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.progress import Line, show_progress, terminal_line
 from penstock.recovery.history import check_committed, read_held
 from penstock.recovery.started_batches import refuse_if_started_beyond
 from penstock.requests.request_client import RequestClient, living_run
 from penstock.requests.request_files import ID_DIGITS, Facts, Kind
 from penstock.savepoint.make import check_folder, make_savepoint
-from penstock.status.journal_files import read_live
+from penstock.status.journal import read_live
 from penstock.storage import LocalStorage, Storage, open_storage
 
 
@@ -190,7 +189,7 @@ def _exit_on_signals() -> Iterator[None]:
     """Raise `SystemExit` on SIGTERM and SIGHUP, so that the command withdraws a request that the job has not accepted."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(exit_codes.BY_SIGNAL + number)
+        raise SystemExit(errors.EXIT_BY_SIGNAL + number)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()

@@ -14,7 +14,7 @@ from rich.table import Table
 from penstock.cli.console import table_console
 from penstock.cli.job_arguments import is_job, open_job
 from penstock.operators.views import ROW, View
-from penstock.progress_display import show_progress
+from penstock.progress import show_progress
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, StateDifference, compare
 from penstock.savepoint.contents import (
     Contents,

@@ -14,11 +14,10 @@ from rich.text import Text
 
 from penstock.cli.console import ago, in_brief, lasting, moment, rate, time_of_day
 from penstock.cli.job_tables import STATE_STYLES, TIGHT, as_json, cost, ui, what_happened
-from penstock.status.backlog import CaughtUp, is_caught_up, source_behind
 from penstock.status.health import Concern, Tone, concerns, needs_attention
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, Plan, PlanNode
-from penstock.status.view import JobState, JobView
+from penstock.status.view import CaughtUp, JobState, JobView, is_caught_up, source_behind
 from penstock.wording import counted, duration, size
 
 Line = tuple[str, PlanNode, bool]

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.ui_options import UiOptions, is_loopback
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 
 SESSION_S = 12 * 3600
 MOST_STREAMS = 100

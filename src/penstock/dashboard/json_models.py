@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.requests.request_client import Outcome
-from penstock.status.backlog import total_behind
 from penstock.status.events import Event
-from penstock.status.failure_history import grouped, untold_deaths
+from penstock.status.job_history import grouped, untold_deaths
 from penstock.status.live import BatchLive
 from penstock.status.plan import PlanSettings
 from penstock.status.view import (
@@ -24,6 +23,7 @@ from penstock.status.view import (
     JobView,
     RequestView,
     RunView,
+    total_behind,
 )
 
 MOST_EVENTS = 200

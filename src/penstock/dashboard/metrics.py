@@ -20,9 +20,8 @@ from starlette.routing import Route
 
 from penstock.dashboard.flink.terms import DESCRIBED, is_over, job_metrics
 from penstock.dashboard.status_poller import JobViews
-from penstock.status.backlog import source_behind
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
-from penstock.status.view import JobState, JobView
+from penstock.status.view import JobState, JobView, source_behind
 
 Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, float]]

@@ -33,8 +33,8 @@ from starlette.routing import Route
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.status_poller import Seen
 from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.ownership.claim import JOB_FILE
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.contents import Contents, savepoint_contents
 from penstock.savepoint.make import check_folder, refuse_outside, shown
 from penstock.savepoint.manifest import (
@@ -47,7 +47,7 @@ from penstock.savepoint.manifest import (
 )
 from penstock.status.events import SavepointDeleted
 from penstock.status.jobs import FoundJob
-from penstock.status.journal_files import budget_of, segment_name
+from penstock.status.journal import budget_of, segment_name
 from penstock.storage import LocalStorage, open_storage
 from penstock.storage.held_folder import BehindLinkError, HeldFolder
 from penstock.wording import counted, size

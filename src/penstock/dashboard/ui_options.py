@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 
 TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
 """The environment variable for the token: every user of a machine can see the arguments of programs."""

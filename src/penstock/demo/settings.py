@@ -9,9 +9,10 @@ import msgspec
 
 from penstock.config import Mode, whole_number
 from penstock.errors import ConfigError
-from penstock.testing.kill_points import KillMoment, KillPoint
+from penstock.testing.faulty_storage import KillMoment, KillPoint
 
 JOB = "page-views"
+TABLE = "views"
 BATCHES_PER_DRIVER = 2
 """At least: then there are checkpoints before, between and after the kills."""
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.config import Mode
-from penstock.demo.job import TABLE
+from penstock.demo.settings import TABLE
 from penstock.sources import PartitionedLog
 
 

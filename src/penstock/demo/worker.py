@@ -1,6 +1,8 @@
 """The driver of the demonstration, in a process of its own: `python -m penstock.demo.worker SETTINGS NUMBER`. Driver.
 
-It runs the job as any driver would, with a storage around its storage that kills the process at the planned moment.
+`build_job` is the job as a user would write it. Two outputs show two things. SQLite has a row per app that is replaced by the newest count:
+it shows the state. Parquet gets the counts of each batch appended: it shows what was delivered, and its sum reveals a batch that was
+delivered twice or not at all. A storage around the job's storage kills the process at the planned moment.
 """
 
 from __future__ import annotations
@@ -13,18 +15,70 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock import sinks
 from penstock.clock import SYSTEM_CLOCK
-from penstock.config import Mode
-from penstock.demo.job import build_job
-from penstock.demo.settings import JOB, DemoSettings, DriverFailed, Finished, Killed, Message, Moved, Started
+from penstock.config import Checkpointing, Mode
+from penstock.demo.settings import (
+    JOB,
+    TABLE,
+    DemoSettings,
+    DriverFailed,
+    Finished,
+    Killed,
+    Message,
+    Moved,
+    Started,
+)
 from penstock.graph import Output
 from penstock.ids import CheckpointId, RunId
+from penstock.job import Job
 from penstock.ownership.job_record import JobRecord, check_job_record
+from penstock.recovery.restart import fixed_delay
+from penstock.sources import PartitionedLog
 from penstock.storage import LocalStorage, Storage
-from penstock.testing.kill_points import KillingStorage, KillPoint
+from penstock.testing.faulty_storage import KillingStorage, KillPoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+SOURCE = "clicks"
+
+
+def build_job(settings: DemoSettings, spark: SparkSession, storage: Storage) -> Job:
+    """Count page views by app, end to end."""
+    job = Job(
+        JOB,
+        storage=storage,
+        local_dir=settings.root / "local",
+        checkpoint=Checkpointing(interval="50ms", mode=settings.mode, retained=2),
+        restart=fixed_delay(attempts=3),
+    )
+    log = PartitionedLog(settings.log_path)
+    clicks = job.read(log.read(spark, rows_per_batch=settings.rows_per_batch), uid=SOURCE)
+
+    views = clicks.key_by("app").aggregate(uid="views", on_bad_record="fail", ttl=None, **_counts())
+    views.write_to(sinks.SQLite(settings.database_path, TABLE, mode="upsert", key=["app"]), uid="views-out")
+
+    delivered = clicks.transform(_counts_of_a_batch)
+    delivered.write_to(sinks.Files(settings.files_path, format="parquet"), uid="delivered-out")
+    return job
+
+
+def _counts_of_a_batch(batch: DataFrame) -> DataFrame:
+    return batch.groupBy("app").agg(*(column.alias(name) for name, column in _counts().items()))
+
+
+def _counts() -> dict[str, Column]:
+    """How many, and two checksums over which ones."""
+    from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+
+    return {"pv": F.count("*"), "event_sum": F.sum("event"), "event_xor": F.bit_xor("event")}
+
 
 POLL_S = 0.1
 LONGEST_WAIT_S = 60.0

@@ -19,13 +19,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.config import OnBadRecord
-from penstock.operators.bad_records import BadRecords
-from penstock.operators.event_time import ANY_TIME, LateRows, Limits, OperatorClock, TimeColumn
+from penstock.operators.bad_records import BadRows
+from penstock.operators.event_time import ANY_TIME, LateRows, OperatorClock, TimeColumn, TimeLimits
 from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.outputs import Outputs, SideOutput, Tags
 from penstock.operators.row_order import Order
-from penstock.operators.views import StoredTable, TableView
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
@@ -50,7 +50,7 @@ class Node(ABC):
         """The column with the time of its rows, as far as the graph knows it; None where no source before it has event time."""
 
     @abstractmethod
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """Which times of its rows are believed; None where nothing is known about them."""
 
     @property
@@ -130,6 +130,11 @@ class Operator(Node):
         return None
 
     @property
+    def order_by(self) -> tuple[Order, ...]:
+        """The order in which own code gets its rows; empty where it has no own code, or takes them as they come."""
+        return ()
+
+    @property
     def judges_by_time(self) -> bool:
         """Whether rows can be late for it."""
         return False
@@ -184,7 +189,7 @@ class Operator(Node):
         """The time of its results."""
         return self.result_time()
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """Times of results are believed."""
         return ANY_TIME
 
@@ -247,13 +252,23 @@ class Spec(ABC):
         """
         return None
 
+    @classmethod
+    def placed_by(cls, layout: StateLayout) -> TimestampColumn | None:  # noqa: ARG003
+        """The number that, with the key, decides in which subtask rows of a stored state lie; None where the key alone decides."""
+        return None
+
+    @classmethod
+    def refused_values(cls, layout: StateLayout) -> str:  # noqa: ARG003
+        """Why a user cannot write the values of keys of a stored state; '' where that is possible, or it is not one of this operator's."""
+        return ""
+
 
 # ── what runs in a subtask ─────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a task is told, and where it puts rows that it leaves out."""
+    """What a task knows about its place and time, and where it puts the rows that it leaves out."""
 
     uid: str
     keys: tuple[str, ...]
@@ -264,7 +279,7 @@ class TaskContext:
     over_us: int | None
     """Windows up to this moment are forgotten in the state of the batch before; None where that is not known."""
     on_bad_record: OnBadRecord
-    bad: BadRecords
+    bad: BadRows
     late: LateRows
     late_right: LateRows
     tolerates: Callable[[Exception], bool]

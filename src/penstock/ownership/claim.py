@@ -1,33 +1,39 @@
-"""Claiming a job: the run with the highest number owns it, and a run that does not own it does nothing any more. Driver.
+"""Claims a job: the run with the highest number owns it, and a run that does not own it does nothing any more. Driver.
 
 Two facts make a zombie (a run thought dead that wakes up) harmless:
-1. It checks its claim again after its sinks pre-committed and before anything is completed or committed. A newer number is there: it stops.
-2. A newer run records which checkpoint it started from, see `descent`.
+1. It checks its claim again after its sinks pre-committed and before anything is completed or committed. If a newer run exists, it stops.
+2. A newer run records from which checkpoint it resumed, see `Descent`. A checkpoint of an older run beyond that point is outside the job's
+   history, whenever it was written.
 
-Where no claim is visible at all, storage is away. It may come back, so the run goes back to its checkpoint and looks again for a while.
+If no claim is visible at all, storage is away. It may come back, so the run goes back to its checkpoint and looks again for a while.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import FencedError, UnavailableError
-from penstock.ids import RunId
+from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.log_fields import of_run
-from penstock.ownership.records import read_record, records
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ownership.records import damaged, read_record, records
 from penstock.storage import Storage
 from penstock.wording import duration
 
 CLAIMANT_DIGITS = 16
+
+
 AWAY_S = 120.0
 """A storage without any claim is awaited this long. After that it is taken for deleted."""
+
+
 JOB_FILE = "job.json"
 """Says which job a storage belongs to; see `recovery.restore.JobRecord`."""
 
@@ -233,6 +239,98 @@ def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
     """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
     files = records(storage, "json", "restored", "alive", "ended", "plan", "live")
     storage.delete([name for name, number in files if number <= run - keep])
+
+
+class Descent(msgspec.Struct, frozen=True):
+    """From which checkpoint a run went on: `runs/<k>.restored`, written once, before the run does anything else."""
+
+    run: int
+    restored_from: Annotated[int, msgspec.Meta(ge=NO_CHECKPOINT)]
+    completed_by: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The run that completed that checkpoint; 0 when there was none."""
+
+
+_DESCENTS = msgspec.json.Decoder(Descent)
+
+
+def record_descent(claim: Claim, restored_from: CheckpointId, completed_by: int | None = None) -> None:
+    """Say which checkpoint this run goes on from. Whatever earlier runs have beyond it counts for nothing from now on.
+
+    Raises `FencedError` when another run has claimed the job meanwhile, and then leaves no record: it may have decided without it.
+    Whoever claims the job after this has returned reads the record, and keeps to it.
+    """
+    name = f"runs/{claim.run}.restored"
+    claim.storage.create(name, msgspec.json.encode(Descent(claim.run, restored_from, completed_by)))
+    try:
+        claim.check()
+    except FencedError:
+        claim.storage.delete([name])
+        raise
+
+
+def read_descent(storage: Storage, run: RunId) -> Descent:
+    """Where one run went on from."""
+    name = f"runs/{run}.restored"
+    descent = read_record(storage, name, _DESCENTS)
+    if descent.run != run:
+        raise damaged(storage, name, f"it is the record of run {descent.run}")
+    return descent
+
+
+def read_descents(storage: Storage) -> list[Descent]:
+    """Where the runs went on from; a run that died before it decided is not in the list, and did nothing."""
+    found: list[Descent] = []
+    for _, run in records(storage, "restored"):
+        try:
+            found.append(read_descent(storage, RunId(run)))
+        except FileNotFoundError:  # its run was fenced in this moment, and has taken its word back
+            continue
+    return found
+
+
+def newest_descent(descents: Sequence[Descent]) -> Descent | None:
+    """That of the newest run that has decided."""
+    return max(descents, key=lambda one: one.run, default=None)
+
+
+def ancestors(run: RunId, descents: Sequence[Descent]) -> set[int]:
+    """The runs that completed the checkpoint from which this one went on, the one from which that run did, and so on."""
+    by_run = {descent.run: descent for descent in descents}
+    found: set[int] = set()
+    at = by_run.get(run)
+    while at is not None and at.completed_by and at.completed_by not in found:
+        found.add(at.completed_by)
+        at = by_run.get(at.completed_by)
+    return found
+
+
+def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> bool:
+    """Whether a checkpoint of `run` belongs to the history that the newest run continues."""
+    return went_on_without(checkpoint, run, descents) is None
+
+
+def went_on_without(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> Descent | None:
+    """The decision that left a checkpoint of `run` outside the history which the newest run continues; None: it belongs to it.
+
+    Only ancestors of the newest run that has decided count: what a run decided that was fenced in that very moment, and so did
+    nothing, is no part of the history. The way leads from newer runs to older ones only, so that it ends whatever the records say.
+    """
+    by_run = {descent.run: descent for descent in descents}
+    at = newest_descent(descents)
+    if at is not None and run > at.run:
+        return at  # of another life of the job: a run decides before it completes anything
+    while at is not None and run < at.run:
+        if checkpoint > at.restored_from:
+            return at
+        if at.completed_by is None:
+            return None
+        if run > at.completed_by:
+            return at
+        at = by_run.get(at.completed_by) if at.completed_by < at.run else None
+    return None
+
+
+# ── processes ──────────────────────────────────────────────────────────────────────────────────
 
 
 def this_process() -> tuple[str, int, str]:

@@ -19,11 +19,11 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError, UnavailableError
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.log_fields import in_context
 from penstock.ownership.claim import newest_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.records import read_small
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 from penstock.wording import duration
 

@@ -6,9 +6,8 @@ import msgspec
 
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, CorruptStateError
-from penstock.ids import LONGEST_NAME
+from penstock.ids import LONGEST_NAME, SYSTEM_RANDOMNESS
 from penstock.ownership.claim import JOB_FILE, Claim
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 
 

@@ -8,8 +8,7 @@ from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.metadata import name_of
 from penstock.errors import InternalError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, RunId
-from penstock.ownership.claim import Claimant, claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import Claimant, claim, record_descent
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.holds import find_holds
 from penstock.recovery.restore_plan import RestorePlan

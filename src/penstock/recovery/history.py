@@ -27,7 +27,7 @@ from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError, PenstockError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.log_fields import about
-from penstock.ownership.descent import Descent, in_line_of_descent, newest_descent, read_descents
+from penstock.ownership.claim import Descent, in_line_of_descent, newest_descent, read_descents
 from penstock.ownership.heartbeat import last_completed
 from penstock.ownership.holds import ANY, holding
 from penstock.recovery.started_batches import StartedBatch, last_started

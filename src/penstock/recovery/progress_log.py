@@ -21,7 +21,7 @@ from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import CheckpointId, RunId
-from penstock.ownership.descent import ancestors, read_descents
+from penstock.ownership.claim import ancestors, read_descents
 from penstock.storage import Storage
 
 COPIES = "state/_sources"

@@ -17,9 +17,8 @@ from itertools import pairwise
 from typing_extensions import override
 
 from penstock.config import Duration, seconds, whole_number
-from penstock.errors import ConfigError
-from penstock.logins import refuses_login
-from penstock.randomness import Randomness
+from penstock.errors import ConfigError, refuses_login
+from penstock.ids import Randomness
 from penstock.wording import duration
 
 

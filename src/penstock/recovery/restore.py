@@ -31,13 +31,20 @@ from penstock.errors import (
     IncompatibleStateError,
     PenstockError,
     UnavailableError,
+    refuses_login,
 )
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about
-from penstock.logins import refuses_login
-from penstock.ownership.claim import Claim, Claimant, claim, forget_old_runs, newest_run
-from penstock.ownership.descent import read_descents, record_descent
+from penstock.ownership.claim import (
+    Claim,
+    Claimant,
+    claim,
+    forget_old_runs,
+    newest_run,
+    read_descents,
+    record_descent,
+)
 from penstock.ownership.heartbeat import Alive, beat, last_completed
 from penstock.ownership.records import read_small
 from penstock.recovery import started_batches

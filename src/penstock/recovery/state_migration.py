@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport, TimeReached
 from penstock.ids import RunId
-from penstock.recovery.state_plan import SwitchedOn
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
     FormerUids,
@@ -32,7 +31,7 @@ from penstock.state.backends.base import (
     Workplace,
 )
 from penstock.state.handle import StateHandle
-from penstock.state.lifetimes import LONG_AGO_US, StateTime
+from penstock.state.lifetimes import LONG_AGO_US, StateTime, SwitchedOn
 from penstock.state.local_files import begin_run
 from penstock.state.rewriting import StateChange, upload_new, write_rows
 from penstock.state.subtask_rows import RowsByTable, rows_of_subtask, take_over

@@ -30,7 +30,7 @@ from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.state.keys import share_groups
-from penstock.state.lifetimes import LONG_AGO_US, Measure
+from penstock.state.lifetimes import LONG_AGO_US, Measure, SwitchedOn
 from penstock.state.rewriting import StateChange
 from penstock.wording import named
 
@@ -42,10 +42,6 @@ _Stored = Mapping[str, OperatorState]
 
 _OF = "."
 """Between the uid of an operator and the name of one of its states."""
-
-
-SwitchedOn = Mapping[str, Mapping[str, int]]
-"""By operator and column of stamps: the moment at which the time to live was switched on."""
 
 
 class PlanMessage(NamedTuple):

@@ -20,7 +20,7 @@ from penstock.log_fields import in_context
 from penstock.ownership.claim import Claimant, newest_claim
 from penstock.ownership.holds import holding
 from penstock.requests.request_files import Facts, Request
-from penstock.savepoint.folder import refuse_if_taken
+from penstock.savepoint.create import refuse_if_taken
 from penstock.savepoint.make import check_folder, make_savepoint, shown
 from penstock.savepoint.manifest import MANIFEST
 from penstock.storage import Storage, open_storage

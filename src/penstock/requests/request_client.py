@@ -13,11 +13,10 @@ import msgspec
 from penstock import errors
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.ids import RunId
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness, RunId
 from penstock.ownership.claim import newest_run, read_run
 from penstock.ownership.heartbeat import HEARTBEAT_S, Pulse, last_beat, seems_alive
-from penstock.ownership.run_ends import read_end
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.ownership.runs import read_end
 from penstock.requests.request_files import (
     ID_DIGITS,
     Done,

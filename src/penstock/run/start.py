@@ -1,4 +1,4 @@
-"""Start one run of a job: claim it, restore it, and prepare what its batches need. Driver, before Spark's query."""
+"""Starts one run of a job: claims it, restores it, and prepares its batches. Driver, before Spark's query."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import Clock
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, Randomness, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.progress_log import ProgressLog, SourceLog, set_out
 from penstock.recovery.restore import check_restorable, restore
 from penstock.recovery.restore_options import Latest, RestoreOptions
@@ -43,9 +42,9 @@ class Start:
 
     plan: RestorePlan
     handles: Mapping[SubtaskId, StateHandle]
-    """The state with which the first batch opens each subtask."""
+    """The state that the first batch opens, by subtask."""
     local_dir: Path
-    """Working files of this run; they can be lost at any time."""
+    """Folder for the working files of this run. They can be lost at any time."""
     log: ProgressLog
     source_log: SourceLog
     left_over: tuple[str, ...] = ()
@@ -67,11 +66,11 @@ def start_run(
     before_claim: Callable[[], None] = lambda: None,
     given_up: Callable[[], bool] | None = None,
 ) -> Start:
-    """Claim the job and restore its checkpoint. After this, earlier runs can change nothing any more.
+    """Claim the job and restore its checkpoint. After this, earlier runs can no longer change anything.
 
     `wanted`: an older retained checkpoint instead of the newest. `run_tasks`: runs the tasks that rewrite state. `latest`: asks a source
     where it ends now. `alive`: keeps the heartbeat going while sinks commit and tasks rewrite state, which may take long.
-    `before_claim`: called before the first claim, when nothing is refused any more. `given_up`: see `RecoveryCalls`.
+    `before_claim`: called before the first claim, after all checks have passed. `given_up`: see `RecoveryCalls`.
     """
     of_job(spec.name)
     checkpoint = None if wanted is None else CheckpointId(wanted)
@@ -107,13 +106,13 @@ def start_run(
 
 
 def forget_working_files(spec: JobSpec, start: Start) -> None:
-    """Called at the end of a run. With `local_recovery` the next run may use the files."""
+    """Delete the working files at the end of a run, unless the next run may use them (`local_recovery`)."""
     if not spec.local_recovery:
         shutil.rmtree(start.local_dir, ignore_errors=True)
 
 
 def _begin_local_dir(spec: JobSpec, plan: RestorePlan, randomness: Randomness) -> Path:
-    """Make a folder for working files of this run, beside those of earlier runs."""
+    """Make the folder for the working files of this run, next to those of earlier runs."""
     make_job_dir(spec.working_folder)
     local = run_dir(spec.working_folder, plan.run, randomness.token(8))
     if not spec.local_recovery:
@@ -125,7 +124,7 @@ def _begin_local_dir(spec: JobSpec, plan: RestorePlan, randomness: Randomness) -
 def _migrated(
     spec: JobSpec, plan: RestorePlan, local_dir: Path, run_tasks: RunRestoreTasks
 ) -> dict[SubtaskId, StateHandle]:
-    """The handles after every subtask has rewritten its state."""
+    """Let every subtask rewrite its state, and return the new handles."""
     state = plan.state
     layouts, switched_on_us = state.lifetimes.former
     migration = StateMigration(
@@ -162,7 +161,7 @@ def make_coordinator(
     run_commit: RunCommit,
     listener: CheckpointListener | None = None,
 ) -> Coordinator:
-    """The coordinator of the run."""
+    """Make the coordinator of the run."""
     plan = start.plan
     checkpoint, switched_on = plan.checkpoint, plan.state.lifetimes.switched_on
     identity = Identity(

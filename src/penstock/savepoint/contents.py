@@ -16,9 +16,9 @@ from penstock.checkpoint.metadata import name_of
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
+from penstock.operators.specs import placed_by
 from penstock.operators.state.timers import watermark
 from penstock.operators.views import View
-from penstock.operators.window.kinds import LAST, size_of_tumbling
 from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding
 from penstock.recovery.history import choose, steady_history
@@ -83,10 +83,9 @@ class OperatorContents:
         return [part for part in parts if part.number == 0] if view.one_copy else parts
 
     def is_placed_by_key(self, view: View) -> bool:
-        """Whether the key alone says where the rows of a state lie. A tumbling window with aggregates is a key of its own."""
-        tables = stored_layout(self.columns).tables
-        tumbling = any(table.by_time and size_of_tumbling(table.name) is not None for table in tables)
-        return not (tumbling and LAST in view.table.identity.names)
+        """Whether the key alone decides in which subtask the rows of a state lie."""
+        placed = placed_by(stored_layout(self.columns))
+        return placed is None or placed.column not in view.table.identity.names
 
 
 @dataclass(frozen=True)

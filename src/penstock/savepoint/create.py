@@ -1,17 +1,28 @@
-"""Make a savepoint of a completed checkpoint. Driver, or a process beside it; the running job does not notice.
+"""Create a savepoint of a completed checkpoint in a folder. Driver, or its child process; the running job is not affected.
 
-The order is what makes it safe: claim the folder, write every file, and the manifest last. Without the manifest there is no savepoint.
-A failure leaves nothing behind, and a process that dies leaves what the next attempt deletes, see `folder`.
-Whoever calls it sees to it that the checkpoint's files are not deleted meanwhile (`ownership.holds`).
+The order makes it safe: claim the folder, write every file, and write the manifest last. Without the manifest there is no savepoint. A
+failure removes its files, and the next attempt deletes the files of a process that died. The caller makes sure that the checkpoint's
+files are not deleted meanwhile (`ownership.holds`).
+
+Savepoints of checkpoints and of DataFrames both use `Attempt`. Several attempts may work in one folder at the same time: one that was
+thought dead, and the one that replaced it. This is safe, because:
+
+1. The mark of an attempt is part of the name of every file that it writes, so no two attempts write the same file.
+2. Only one attempt writes the manifest. Only afterwards does it delete files of other attempts, and only those that existed before it.
+3. An attempt that does not win deletes its own files. An attempt that does not know whether it has won deletes nothing.
+
+`making.json` tells people and other requests that an attempt is running. Nothing depends on it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,13 +31,28 @@ import xxhash
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import CorruptStateError
+from penstock.decoding import decoded
+from penstock.errors import (
+    ConfigError,
+    CorruptStateError,
+    IncompatibleStateError,
+    PenstockError,
+    UnavailableError,
+)
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness
 from penstock.ownership.job_record import read_job_record
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import check_committed
 from penstock.recovery.started_batches import resume_barrier
-from penstock.savepoint.folder import attempting, made_before
-from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperator
+from penstock.savepoint.manifest import (
+    MAKING,
+    MANIFEST,
+    Manifest,
+    Origin,
+    SavedFile,
+    SavedOperator,
+    encode,
+    read_manifest,
+)
 from penstock.savepoint.stored_rows import StoredSubtask
 from penstock.savepoint.tables import note_file, table_file, write_table
 from penstock.state.backends.base import StateLayout
@@ -34,7 +60,205 @@ from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.storage import Storage
 from penstock.version import __version__
 
-Told = Callable[[int, int], None]
+MARK_DIGITS = 8
+_OURS = re.compile(
+    rf"(?:state/[^/]+/[^/]+|sources)/\d+-(?P<mark>[0-9a-f]{{{MARK_DIGITS}}})(?:-\d+)?(?:\.parquet)?"
+)
+"""What `tables.table_file` and `tables.note_file` give."""
+
+
+class _Maker(msgspec.Struct, frozen=True):
+    """What `making.json` says."""
+
+    token: str
+    mark: str
+
+
+_MAKERS = msgspec.json.Decoder(_Maker)
+
+
+def new_mark(randomness: Randomness = SYSTEM_RANDOMNESS) -> str:
+    """That of a new attempt."""
+    return randomness.token(MARK_DIGITS)
+
+
+def same_request(one: str, other: str) -> bool:
+    """Whether two tokens are of one request: behind a `-` each attempt has something of its own."""
+    return one.partition("-")[0] == other.partition("-")[0]
+
+
+@dataclass
+class Attempt:
+    """An attempt to make a savepoint in a folder that was claimed for it."""
+
+    to: Storage
+    token: str
+    mark: str
+    _may_have_won: bool = field(default=False, init=False)
+
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Make it a savepoint. Returns what is in the folder: this one, or what another attempt of the same request has made."""
+        there = self.to.names()
+        if MANIFEST in there:
+            return self._lost()
+        self._refuse_if_replaced()
+        self._refuse_if_incomplete(manifest, there)
+        strays = _strays(there, manifest)
+        self.to.delete([name for name in strays if self._is_mine(name)])
+        self._may_have_won, content = True, encode(manifest)
+        if not self.to.create(MANIFEST, content) and self.to.get(MANIFEST) != content:
+            return self._lost()
+        self._refuse_if_incomplete(manifest, self.to.names())
+        self.to.delete(strays)
+        self._leave()
+        return manifest
+
+    def give_up(self) -> None:
+        """Delete what it has written, unless it may be a savepoint."""
+        if not self._may_have_won:
+            self.to.delete([name for name in self.to.names() if self._is_mine(name)])
+            self._leave()
+
+    def _lost(self) -> Manifest:
+        """Another attempt was the first."""
+        self._may_have_won = False
+        self.give_up()
+        made = read_manifest(self.to)
+        if not same_request(made.id, self.token):
+            raise ConfigError(
+                f"{self.to.uri} has a savepoint by now, which somebody else has made; choose another folder",
+                folder=self.to.uri,
+            )
+        return made
+
+    def _refuse_if_replaced(self) -> None:
+        """Early, and for the sake of a clear message: the folder was emptied, and somebody else has begun there."""
+        maker = _maker(self.to)
+        if maker is not None and not same_request(maker.token, self.token):
+            raise ConfigError(
+                f"{self.to.uri} was emptied while a savepoint was made there, and somebody else makes one there now; choose another "
+                "folder",
+                folder=self.to.uri,
+            )
+
+    def _refuse_if_incomplete(self, manifest: Manifest, there: list[str]) -> None:
+        missing = sorted({file.path for file in manifest.files} - set(there))
+        if missing:
+            raise UnavailableError(
+                f"a part of the savepoint {self.to.uri} has been deleted while it was made, such as {missing[0]}; there is no savepoint; "
+                "delete what is left, and make another",
+                folder=self.to.uri,
+                missing=len(missing),
+            )
+
+    def _is_mine(self, name: str) -> bool:
+        ours = _OURS.fullmatch(name)
+        return ours is not None and ours["mark"] == self.mark
+
+    def _leave(self) -> None:
+        maker = _maker(self.to)
+        if maker is not None and maker.mark == self.mark:
+            self.to.delete([MAKING])
+
+
+def claim_folder(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOMNESS) -> Attempt:
+    """Begin to make a savepoint in an empty folder, or in one where an earlier attempt of the same request has begun.
+
+    Raises `ConfigError` where anything else lies.
+    """
+    to.check_place()
+    attempt = Attempt(to, token, new_mark(randomness))
+    mine = msgspec.json.encode(_Maker(token, attempt.mark))
+    if not to.create(MAKING, mine):
+        _refuse_if_of_somebody_else(to, token)
+        to.put(MAKING, mine)
+        foreign = [
+            name for name in to.names() if name not in {MAKING, MANIFEST} and not _OURS.fullmatch(name)
+        ]
+    else:
+        foreign = [name for name in to.names() if name != MAKING]
+    if foreign:
+        attempt.give_up()
+        raise _taken(to, foreign)
+    return attempt
+
+
+def refuse_if_taken(to: Storage, token: str) -> None:
+    """Raise what `claim_folder` would raise, and make nothing: for whoever does something first that cannot be taken back."""
+    to.check_place()
+    there = to.names()
+    if MAKING in there:
+        _refuse_if_of_somebody_else(to, token)
+    elif there and not _is_of(to, token):
+        raise _taken(to, there)
+
+
+def _is_of(to: Storage, token: str) -> bool:
+    """Whether the savepoint there is of this request: made by a run that died before it said so."""
+    try:
+        return same_request(read_manifest(to).id, token)
+    except (ConfigError, CorruptStateError, IncompatibleStateError):
+        return False
+
+
+def _taken(to: Storage, names: list[str]) -> ConfigError:
+    what = "a savepoint" if MANIFEST in names else f"other files, such as {names[0]}"
+    return ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
+
+
+def _refuse_if_of_somebody_else(to: Storage, token: str) -> None:
+    maker = _maker(to)
+    if maker is not None and same_request(maker.token, token):
+        return
+    if to.size(MANIFEST) is not None:
+        raise ConfigError(f"{to.uri} holds a savepoint; choose an empty folder", folder=to.uri)
+    raise ConfigError(
+        f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
+        "delete it",
+        folder=to.uri,
+    )
+
+
+@contextlib.contextmanager
+def attempting(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOMNESS) -> Iterator[Attempt]:
+    """Claim a folder; when something fails, what was written is deleted, and the folder can be used again."""
+    attempt = claim_folder(to, token, randomness)
+    try:
+        yield attempt
+    except BaseException:
+        with contextlib.suppress(PenstockError, OSError):  # what failed first is what matters
+            attempt.give_up()
+        raise
+
+
+def made_before(to: Storage, token: str) -> Manifest | None:
+    """What an earlier attempt of the same request has made, when nobody was told; what it had no time to delete is deleted."""
+    if to.size(MANIFEST) is None:
+        return None
+    there = to.names()  # before the manifest is read: what comes later may be of a savepoint that replaces it
+    made = read_manifest(to)
+    if not same_request(made.id, token):
+        return None
+    if MAKING in there:
+        to.delete([*_strays(there, made), MAKING])
+    return made
+
+
+def _strays(there: list[str], manifest: Manifest) -> list[str]:
+    """Of these files those that are of a savepoint, and not of this one."""
+    needed = {file.path for file in manifest.files}
+    return [name for name in there if _OURS.fullmatch(name) and name not in needed]
+
+
+def _maker(to: Storage) -> _Maker | None:
+    """Who is at work in a folder, as far as one can read it."""
+    try:
+        return decoded(_MAKERS, to.get(MAKING))
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+ReportProgress = Callable[[int, int], None]
 """Called with how many files of state are done, and of how many."""
 
 
@@ -47,7 +271,7 @@ def create_savepoint(
     committed: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     scratch: Path | None = None,
-    told: Told = lambda _done, _of: None,
+    report: ReportProgress = lambda _done, _of: None,
     randomness: Randomness = SYSTEM_RANDOMNESS,
 ) -> Manifest:
     """Write the folder `to`, which is empty; `token` is the savepoint's id: that of a request, then `-` and that of an attempt, if any.
@@ -67,7 +291,7 @@ def create_savepoint(
     with attempting(to, token, randomness) as attempt:
         work = Path(tempfile.mkdtemp(prefix="penstock-savepoint-", dir=scratch))
         try:
-            made = _Making(job_storage, completed, to, attempt.mark, work, clock, told).manifest(token)
+            made = _Making(job_storage, completed, to, attempt.mark, work, clock, report).manifest(token)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return attempt.finish(made)
@@ -82,7 +306,7 @@ class _Making:
     """In the name of each file."""
     scratch: Path
     clock: Clock
-    told: Told
+    report: ReportProgress
 
     def manifest(self, token: str) -> Manifest:
         completed = self.completed
@@ -114,7 +338,7 @@ class _Making:
                 for name, file in self._subtask(layout, state, handle):
                     files[name].append(file)
                 done += 1
-                self.told(done, of)
+                self.report(done, of)
             yield (
                 uid,
                 SavedOperator(

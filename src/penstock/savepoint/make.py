@@ -1,24 +1,158 @@
-"""Where savepoints of a job go, and the one place where one is made of a completed checkpoint. Driver, and the command line."""
+"""Make a savepoint of a completed checkpoint: where it goes, and the child process that creates it. Driver, and the command line.
+
+The child process has a low priority, because the driver's Python has batches to plan. It ends with the process that started it: a
+savepoint whose driver is gone stays unfinished.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
 
 from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.clock import Stopwatch
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, InternalError, PenstockError, UnavailableError, error_named
+from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.log_fields import about
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.savepoint.beside import create_beside
-from penstock.savepoint.folder import made_before
-from penstock.savepoint.manifest import MANIFEST, Manifest
+from penstock.savepoint.create import ReportProgress, create_savepoint, made_before
+from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration
+
+
+class SavepointRequest(msgspec.Struct, frozen=True):
+    """The line that the child process reads from its standard input."""
+
+    storage: str
+    checkpoint: int
+    run: int
+    to: str
+    token: str
+    committed: bool = False
+
+
+class SavepointReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of what it says: how far it is, or why it failed."""
+
+    done: int = 0
+    of: int = 0
+    failed: str = ""
+    error: str = ""
+
+
+_CHILD_PROGRAM = (
+    "import os, runpy; os.nice(15); runpy.run_module('penstock.savepoint.make', run_name='__main__')"
+)
+"""Its priority is low before it imports anything: imports cost as much as a small savepoint."""
+_LAST_BYTES = 500
+_RECEIVE = 65536
+_POLL_S = 0.2
+_SAID = msgspec.json.Decoder(SavepointReport)
+
+
+def create_in_child_process(
+    job_storage: Storage,
+    completed: Completed,
+    to: Storage,
+    *,
+    token: str,
+    committed: bool = False,
+    report: ReportProgress = lambda _done, _of: None,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Manifest:
+    """`create_savepoint`, in another process where another process can reach both places. `given_up`: whether it is to end unfinished."""
+
+    def report_unless_given_up(done: int, of: int) -> None:
+        _refuse_if(given_up())
+        report(done, of)
+
+    if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
+        return create_savepoint(
+            job_storage, completed, to, token=token, committed=committed, report=report_unless_given_up
+        )
+    wish = SavepointRequest(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
+    command = [sys.executable, "-P", "-c", _CHILD_PROGRAM]  # nothing out of the folder where the driver is
+    with (
+        tempfile.TemporaryFile() as words,  # no pipe: nobody reads it before the end, and a full one would make the process stand still
+        subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
+        ) as process,
+    ):
+        try:
+            _listen(process, wish, report, words, given_up)
+        finally:
+            process.kill()
+    return read_manifest(to)
+
+
+def _refuse_if(given_up: bool) -> None:
+    if given_up:
+        raise UnavailableError(
+            "the job was cancelled while its savepoint was made: it is given up, there is none"
+        )
+
+
+def _listen(
+    process: subprocess.Popen[bytes],
+    wish: SavepointRequest,
+    report: ReportProgress,
+    words: IO[bytes],
+    given_up: Callable[[], bool],
+) -> None:
+    if process.stdin is None:
+        raise InternalError("the process that makes a savepoint has no input")
+    with contextlib.suppress(BrokenPipeError):  # it is dead already: its last words say why
+        os.write(
+            process.stdin.fileno(), msgspec.json.encode(wish) + b"\n"
+        )  # unbuffered: nothing is left to be written at the end
+    # and it stays open: its end tells the process that this one is gone
+    for said in _lines(process, given_up):
+        if said.failed:
+            raise error_named(said.error, said.failed)
+        report(said.done, said.of)
+    if process.wait() != 0:
+        raise UnavailableError(
+            f"the process that makes the savepoint {wish.to} ended with {process.returncode}: {_last(words)}",
+            status=process.returncode,
+        )
+
+
+def _last(words: IO[bytes]) -> str:
+    words.seek(max(0, words.seek(0, os.SEEK_END) - _LAST_BYTES))
+    return words.read().decode(errors="replace").strip()
+
+
+def _lines(process: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> Iterator[SavepointReport]:
+    """What it says. Whatever else prints in a new Python, and a line that was cut when it died, says nothing."""
+    if process.stdout is None:
+        raise InternalError("the process that makes a savepoint has no output")
+    rest, received = b"", b"\n"
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while received:
+            _refuse_if(given_up())
+            if not selector.select(_POLL_S):
+                continue
+            received = os.read(process.stdout.fileno(), _RECEIVE)
+            *whole, rest = (rest + received).split(b"\n")
+            for line in whole:
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield _SAID.decode(line)
+
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +181,13 @@ def make_savepoint(
         place = place or savepoint_place(job_storage, completed, to=None, token=attempt)
         try:
             with working("making the savepoint", unit="subtask", job=completed.job) as reached:
-                made = create_beside(
+                made = create_in_child_process(
                     job_storage,
                     completed,
                     place,
                     token=attempt,
                     committed=True,
-                    told=reached,
+                    report=reached,
                     given_up=given_up,
                 )
         except Exception as error:
@@ -157,3 +291,42 @@ def _made_beside(job_storage: Storage, job: str, token: str) -> list[Storage]:
         if name.endswith(f"/{MANIFEST}")
     )
     return [open_storage(f"{beside}/{folder}") for folder in folders if f"-{token[:TOKEN_DIGITS]}-" in folder]
+
+
+_WISHES = msgspec.json.Decoder(SavepointRequest)
+
+
+def main() -> None:
+    """Read the wish, make the savepoint, say how it goes."""
+    wish = _WISHES.decode(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+    pa.set_cpu_count(1)  # one core is enough to take from the job
+    try:
+        storage = open_storage(wish.storage)
+        name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
+        completed = read_metadata(storage, name)
+        create_savepoint(
+            storage,
+            completed,
+            open_storage(wish.to),
+            token=wish.token,
+            committed=wish.committed,
+            report=lambda done, of: _say(SavepointReport(done, of)),
+        )
+    except Exception as error:  # noqa: BLE001 - raised again in the driver
+        _say(SavepointReport(failed=str(error) or type(error).__name__, error=type(error).__name__))
+
+
+def _end_with_the_driver() -> None:
+    """Not through `sys.stdin`: at its end Python would wait for a lock that this thread has."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def _say(said: SavepointReport) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -22,24 +22,29 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.metadata import write_metadata
 from penstock.clock import Clock
 from penstock.errors import ConfigError, IncompatibleStateError, UnavailableError
-from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
+from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, Randomness, RunId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
-from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, newest_run
-from penstock.ownership.descent import read_descents, record_descent
+from penstock.ownership.claim import (
+    JOB_FILE,
+    Claim,
+    Claimant,
+    claim,
+    newest_run,
+    read_descents,
+    record_descent,
+)
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.job_record import read_job_record, record_key_groups
 from penstock.progress import working
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import History, StoredJob, read_history
 from penstock.recovery.progress_log import COPIES
 from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.restore_plan import plan_restore, unknown_end
 from penstock.recovery.started_batches import last_started
 from penstock.recovery.state_migration import RunRestoreTasks
-from penstock.savepoint.load import Load
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile
-from penstock.savepoint.tables import checked_bytes
+from penstock.savepoint.tables import Load, checked_bytes
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import make_job_dir, run_dir
 from penstock.storage import Storage

@@ -16,13 +16,8 @@ from penstock.checkpoint.completed import OperatorColumns
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
-from penstock.operators.aggregate.operator import AggregateSpec
-from penstock.operators.base import Spec
-from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.inputs import shown_key
-from penstock.operators.join.spec import JoinSpec
-from penstock.operators.process.task import ProcessSpec
-from penstock.operators.top import TopSpec
+from penstock.operators.specs import column_name, table_view
 from penstock.operators.views import (
     ROW,
     Plain,
@@ -30,36 +25,13 @@ from penstock.operators.views import (
     Result,
     Shown,
     StoredTable,
-    TableView,
     View,
     plain,
 )
-from penstock.operators.window.count import CountRowsSpec, CountSpec
-from penstock.operators.window.kinds import PLACE
-from penstock.operators.window.own_code import WindowRowsSpec
-from penstock.operators.window.session import SessionSpec
-from penstock.operators.window.session_rows import SessionRowsSpec
-from penstock.operators.window.time import WindowSpec
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK
 from penstock.wording import did_you_mean
-
-SPECS: tuple[type[Spec], ...] = (
-    ProcessSpec,
-    AggregateSpec,
-    DedupeSpec,
-    JoinSpec,
-    WindowSpec,
-    WindowRowsSpec,
-    SessionSpec,
-    SessionRowsSpec,
-    CountSpec,
-    CountRowsSpec,
-    TopSpec,
-)
-"""Those that are asked how their tables are shown, in this order."""
-
 
 # ── which there are ────────────────────────────────────────────────────────────────────────────────
 
@@ -151,15 +123,9 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
         if field.name in aggregates:
             spec = aggregates[field.name]
             found.append(Result(spec.name, spec))
-        elif field.name not in parts and field.name != PLACE and (name := _shown_as(field.name)):
+        elif field.name not in parts and (name := column_name(field.name)):
             found.append(Plain(name, field))
     return tuple(found)
-
-
-def _shown_as(column: str) -> str:
-    """How a user knows a stored column; '' for one that only an operator needs."""
-    names = (spec.shown_as(column) for spec in SPECS)
-    return next((name for name in names if name is not None), column)
 
 
 def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
@@ -168,17 +134,10 @@ def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
         return _of_subtasks(table)
     key = plain(field for field in shown_key(table.identity) if field.name in of_key)
     own = tuple(field for field in table.identity if field.name not in of_key)
-    seen = _seen(StoredTable(table, of_key, own, _values(table.visible)))
+    seen = table_view(StoredTable(table, of_key, own, _values(table.visible)))
     if not seen.kind:
         return None
     return View(seen.name, seen.kind, table, of_key, (*key, *seen.identity), seen.value)
-
-
-def _seen(table: StoredTable) -> TableView:
-    """The first spec that knows the table says what it is; one that none knows is shown as it is stored."""
-    found = (spec.shown(table) for spec in SPECS)
-    known = next((view for view in found if view is not None), None)
-    return known or TableView(table.name, "rows", plain(table.own), table.value)
 
 
 def _of_subtasks(table: TableLayout) -> View:

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
-from penstock.logins import refuses_login
+from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError, refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.json_text import json_texts
 from penstock.sinks.tables import check_columns

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.errors import CommitLostError, ConfigError, UnavailableError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.sinks.transaction import NamedTransaction
 from penstock.storage.file_system import sync_file, sync_folder
 from penstock.storage.places import refuse_stale_listings

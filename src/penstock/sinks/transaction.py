@@ -15,8 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 import msgspec
 
 from penstock.errors import CommitLostError, ConfigError, CorruptStateError, InternalError
-from penstock.ids import checked_name
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness, checked_name
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.wording import counted
 

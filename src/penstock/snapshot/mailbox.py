@@ -35,10 +35,9 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.ids import SubtaskId
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness, SubtaskId, secret_bytes
 from penstock.log_fields import in_context
 from penstock.places import Place
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness, secret_bytes
 from penstock.state.handle import FileRef, StateHandle
 from penstock.wording import storable
 

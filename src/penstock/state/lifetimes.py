@@ -19,6 +19,8 @@ import pyarrow as pa
 
 Flags = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.int64]
+SwitchedOn = Mapping[str, Mapping[str, int]]
+"""By operator and column of stamps: the moment at which the time to live was switched on."""
 
 STAMP_TYPE = pa.int64()
 LONG_AGO_US = -(1 << 62)

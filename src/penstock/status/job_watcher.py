@@ -17,8 +17,7 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockE
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import is_gone, pid_space
 from penstock.ownership.heartbeat import Pulse
-from penstock.ownership.run_list import ListedRun, list_runs
-from penstock.status.checkpoint_history import Name, history, summary
+from penstock.ownership.runs import ListedRun, list_runs
 from penstock.status.events import (
     Answered,
     Asked,
@@ -28,10 +27,9 @@ from penstock.status.events import (
     SavepointDeleted,
     SavepointMade,
 )
-from penstock.status.failure_history import failures
+from penstock.status.job_history import Name, failures, history, summary
 from penstock.status.jobs import FoundJob
-from penstock.status.journal import JournalReader
-from penstock.status.journal_files import read_live, read_plan
+from penstock.status.journal import JournalReader, read_live, read_plan
 from penstock.status.live import Progress
 from penstock.status.plan import Plan
 from penstock.status.view import JobState, JobView, RequestView, RunView

@@ -16,18 +16,16 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import Mode
 from penstock.errors import FencedError, PenstockError
 from penstock.ownership.claim import Claimant, newest_claim, read_run
-from penstock.ownership.run_ends import RunOutcome
-from penstock.ownership.run_list import DID_NOT_SAY, list_runs
+from penstock.ownership.runs import DID_NOT_SAY, RunOutcome, list_runs
 from penstock.progress import doing
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.status.events import Event
-from penstock.status.journal import JournalWriter
-from penstock.status.journal_files import read_live, write_live, write_plan
+from penstock.status.journal import JournalWriter, read_live, write_live, write_plan
 from penstock.status.listeners import Listeners
 from penstock.status.live import LIVE_S, OperatorLive, PendingLive, Progress, SinkLive, SourceLive
-from penstock.status.log_messages import Rate
 from penstock.status.observer import Observer
 from penstock.status.plan import Plan
+from penstock.status.sentences import Rate
 from penstock.storage import Storage
 
 MOST_MISSING = 8

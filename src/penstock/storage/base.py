@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.errors import UnavailableError
-from penstock.ids import SubtaskId
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS, SubtaskId
 
 
 class Storage(ABC):

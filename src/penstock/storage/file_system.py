@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 
 _NO_HARD_LINK = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES}

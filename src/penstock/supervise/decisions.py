@@ -7,9 +7,9 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock import exit_codes
+from penstock import errors
 from penstock.errors import ConfigError
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.ids import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.restart import (
     RestartStrategy,
     exponential_delay,
@@ -29,12 +29,12 @@ MOST_FAILURES = 1000
 """So many times of failures are remembered, or more where the strategy counts them: a program may be started again for years."""
 
 _FINAL: Mapping[int, str] = {
-    exit_codes.DONE: "it ended by itself",
-    exit_codes.WRONG_SETTING: "a setting or the command is wrong, or the job is running already",
-    exit_codes.FAILED_FOR_GOOD: "the job has failed for good: another attempt would only meet it again",
-    exit_codes.FENCED: "another start owns the job now, or its storage was taken away",
+    errors.EXIT_DONE: "it ended by itself",
+    errors.EXIT_WRONG_SETTING: "a setting or the command is wrong, or the job is running already",
+    errors.EXIT_FAILED_FOR_GOOD: "the job has failed for good: another attempt would only meet it again",
+    errors.EXIT_FENCED: "another start owns the job now, or its storage was taken away",
 }
-_ASKED = frozenset({*(-number for number in WISHES), *(exit_codes.BY_SIGNAL + number for number in WISHES)})
+_ASKED = frozenset({*(-number for number in WISHES), *(errors.EXIT_BY_SIGNAL + number for number in WISHES)})
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class End:
     @property
     def exit_code(self) -> int:
         """The code with which a supervisor ends after it, as a shell does."""
-        return self.status if self.status >= 0 else exit_codes.BY_SIGNAL - self.status
+        return self.status if self.status >= 0 else errors.EXIT_BY_SIGNAL - self.status
 
     @property
     def kind(self) -> int:
@@ -111,7 +111,7 @@ class Supervision:
         """
         if self.asked is not None:
             return Decision(restarts=False, why=f"it was asked to stop, with {_name(self.asked)}")
-        curable = end.kind == exit_codes.WRONG_SETTING and (beside_the_dead or (again and not end.told))
+        curable = end.kind == errors.EXIT_WRONG_SETTING and (beside_the_dead or (again and not end.told))
         if end.kind in _FINAL and not curable:
             return Decision(restarts=False, why=_FINAL[end.kind])
         if end.status in _ASKED:

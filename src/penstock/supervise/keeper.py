@@ -18,13 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from penstock import exit_codes
+from penstock import errors
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.supervise.decisions import WISHES, End, Supervision
-from penstock.supervise.family import LOOK_S, Remains, adopt_orphans, children, end_orphans, reap
-from penstock.supervise.journal import Story
-from penstock.supervise.messages import (
+from penstock.ids import SYSTEM_RANDOMNESS
+from penstock.supervise.channel import (
     ENVIRONMENT,
     ID_ENVIRONMENT,
     Lines,
@@ -34,6 +31,9 @@ from penstock.supervise.messages import (
     read_said,
     socket_name,
 )
+from penstock.supervise.decisions import WISHES, End, Supervision
+from penstock.supervise.family import LOOK_S, Remains, adopt_orphans, children, end_orphans, reap
+from penstock.supervise.journal import Story
 from penstock.wording import counted, duration
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Keeper:
                     ours.close()
                     raise
                 _log.warning("the program cannot be started: %s", error)
-                return Program(0, ours, status=exit_codes.FAILED)
+                return Program(0, ours, status=errors.EXIT_FAILED)
         self._story.started(pid, self._attempt)
         return Program(pid, ours)
 
@@ -235,7 +235,7 @@ class Keeper:
         _log.log(level, "the program (pid %d) ended with %s: %s", program.pid, end.how, verdict.why)
         code = self._pause(now + verdict.delay_s, woken) if verdict.restarts else end.exit_code
         if code is not None:
-            in_background = end.status == exit_codes.DONE and self._supervision.asked is None
+            in_background = end.status == errors.EXIT_DONE and self._supervision.asked is None
             left = end_orphans(
                 self._spared, hurry=lambda: self._asked_again(woken), leaves_sessions=in_background
             )
@@ -266,7 +266,7 @@ class Keeper:
                 selector.select(left if again_s is None else min(left, again_s))
                 reap()
         asked = self._supervision.asked
-        return None if asked is None else exit_codes.BY_SIGNAL + asked
+        return None if asked is None else errors.EXIT_BY_SIGNAL + asked
 
 
 def _came_from_terminal(number: int) -> bool:

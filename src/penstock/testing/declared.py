@@ -1,15 +1,16 @@
-"""Own code as a job declares it, with its inputs: the same checks, the same specs, the same tasks. No Spark.
+"""User code as a job declares it, with its inputs: the same checks, the same specs, the same tasks. No Spark.
 
-The streams of `penstock.streams` only draw the graph, so they are used here as they are: what a job refuses is refused here in the same
-words. What Spark does to rows on the way to a task (sort keys, order, two inputs in one table) is done in Arrow.
+The streams of `penstock.streams` only build the graph, so they are used here unchanged, and the kit refuses what a job refuses, with the
+same message. The steps that Spark does on the way to a task (sort keys, order, two inputs in one table) are done in Arrow.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings
 from penstock.operators.base import Operator
+from penstock.operators.calls import to_table
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import (
     BROADCAST,
@@ -40,6 +42,7 @@ from penstock.operators.window.kinds import WindowProcess
 from penstock.operators.window.operator import OwnCodeSpec, Window
 from penstock.run.assignment import Assignment, Executor
 from penstock.run.subtask import Subtask
+from penstock.run.watermarks import latest_us
 from penstock.state.backends.base import StateLayout
 from penstock.state.ddl import spark_type
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
@@ -48,6 +51,7 @@ from penstock.streams import Stream
 
 if TYPE_CHECKING:
     from penstock.keyed_streams import KeyedStream
+
 
 AnyOwnCode = OwnCode | WindowProcess
 _HASH_BITS = (1 << GROUP_SHIFT) - 1
@@ -222,8 +226,7 @@ def declared(
 
 
 def _check_orders(node: Operator, left: Input, right: Input | None, broadcast: Input | None) -> None:
-    orders = node.order_by if isinstance(node, ProcessOperator | Window) else ()
-    check_order_columns(node.uid, orders, left.columns.names)
+    check_order_columns(node.uid, node.order_by, left.columns.names)
     if right is not None and node.second_input is not None:
         check_order_columns(f"{node.uid}, right stream", node.second_input.order_by, right.columns.names)
     if broadcast is not None and isinstance(node, ProcessOperator) and node.broadcast is not None:
@@ -256,3 +259,61 @@ def _time_of(node: Window) -> TimeColumn | None:
     if time is None and not node.counts_rows:
         raise ConfigError(f"operator {node.uid!r} needs the time of its rows; write event_time='at'")
     return time
+
+
+Row: TypeAlias = dict[str, Any]
+RowsGiven: TypeAlias = pa.Table | Iterable[Mapping[str, Any] | Sequence[Any]]
+"""Rows as a test writes them: an Arrow table, dictionaries, or tuples in the order of the schema."""
+
+
+def as_dicts(batches: Iterable[pa.RecordBatch]) -> list[Row]:
+    """Rows as dictionaries, with values as user code sees them."""
+    found: list[Row] = []
+    for batch in batches:
+        names = batch.schema.names
+        columns = [python_values(column) for column in batch.columns]
+        found += [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return found
+
+
+def as_table(of: Input | None, rows: RowsGiven, uid: str) -> pa.Table | None:
+    """Rows as a test writes them, as columns of the types of their stream."""
+    if isinstance(rows, pa.Table):
+        given: pa.Table = rows
+    else:
+        listed = list(rows)
+        if of is None:
+            if listed:
+                raise ConfigError(
+                    f"operator {uid!r} is given rows of a stream that it does not have: {listed[0]!r}; write right_schema= and "
+                    "right_key= for a second stream, broadcast_schema= for a broadcast stream"
+                )
+            return None
+        given = to_table(listed, of.columns, f"the {of.uid} are") if listed else of.columns.empty_table()
+    if of is None:
+        raise ConfigError(f"operator {uid!r} has no such stream; write right_schema= or broadcast_schema=")
+    return given.select(of.columns.names).cast(of.columns)
+
+
+def newest_us(of: Input, rows: pa.Table, now_us: int) -> int | None:
+    """The newest event time of the rows that is believed, as Spark observes it."""
+    if of.time is None or not rows.num_rows:
+        return None
+    moments = rows.column(of.time.column)
+    numbers = moments.cast(pa.timestamp("us", moments.type.tz)).cast(pa.int64())
+    believed = numbers.filter(pc.less_equal(numbers, latest_us(of.time, now_us)))
+    newest: int | None = pc.max(believed).as_py()
+    return newest
+
+
+def parsed_moment(given: datetime | str, call: str) -> datetime:
+    """What a test writes for a moment; text without a zone is UTC."""
+    if not isinstance(given, str):
+        return given
+    try:
+        read = datetime.fromisoformat(given)
+    except ValueError as error:
+        raise ConfigError(
+            f"{call}({given!r}): write a datetime, or text such as '2026-01-01 10:00'"
+        ) from error
+    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)

@@ -1,17 +1,23 @@
-"""A storage that fails on plan: the same plan and the same calls give the same faults. Driver and executors.
+"""Storages that fail, wait or kill their process as planned: the same plan and the same calls give the same faults.
 
-To try every crash point of a protocol: run it once over `FaultyStorage(inner)` and read `len(storage.calls)`;
-then, for each k up to that, run it with `FaultPlan(crash_before=k)` and with `FaultPlan(crash_after=k)`,
-catch `SimulatedCrash`, recover over the inner storage, and compare with the run that did not crash.
+To test every crash point of a protocol, run it once over `FaultyStorage(inner)` and read `len(storage.calls)`. Then, for each k up to that
+number, run it with `FaultPlan(crash_before=k)` and with `FaultPlan(crash_after=k)`, catch `SimulatedCrash`, recover over the inner storage,
+and compare with the run that did not crash.
 
-A storage that takes its time with every file it writes. Driver and executors.
+To see what a job does while checkpoints are slow: `ps.Job(..., storage=SlowStorage(LocalStorage("/data/job"), seconds=2.0))`.
 
-To see what a job does while checkpoints take long: `ps.Job(..., storage=SlowStorage(LocalStorage("/data/job"), seconds=2.0))`.
+`KillingStorage` runs on the driver only. One write decides a checkpoint: the creation of its `_metadata`. Right before it every sink has
+pre-committed and nothing is complete; right after it the checkpoint is complete and none of its output is committed. No handler runs,
+nothing is flushed, no thread finishes: this is the effect of a power cut at the two moments where it matters most.
 """
 
 from __future__ import annotations
 
+import enum
 import fnmatch
+import os
+import re
+import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -164,3 +170,66 @@ class SlowStorage(ForwardingStorage):
         end = SYSTEM_CLOCK.monotonic() + self.seconds
         while (left := end - SYSTEM_CLOCK.monotonic()) > 0 and not (self.until and self.until.exists()):
             SYSTEM_CLOCK.sleep(min(_STEP_S, left) if self.until else left)
+
+
+_METADATA = re.compile(r"chk-(\d+)-r\d+/_metadata")
+
+
+class KillMoment(enum.Enum):
+    """Where in the life of a checkpoint the process dies; the value completes the sentence 'killed ...'."""
+
+    BEFORE_COMPLETE = "between pre-commit and complete"
+    BEFORE_COMMIT = "between complete and commit"
+
+
+class KillPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Die at `moment` of the `nth` checkpoint that this process completes, not counting those numbered below `first`."""
+
+    moment: KillMoment
+    nth: int = 1
+    first: int = 0
+
+
+class KillingStorage(ForwardingStorage):
+    """A storage that does what `inner` does until the kill point is reached, and then ends the process with SIGKILL.
+
+    `last_words` is called with the number of the checkpoint right before: to wait for what should be true then, or to say goodbye.
+    Tasks get `inner` itself, so that an executor never dies of it.
+    """
+
+    def __init__(
+        self, inner: Storage, point: KillPoint, *, last_words: Callable[[int], None] = lambda _: None
+    ) -> None:
+        super().__init__(inner)
+        self.point = point
+        self._last_words = last_words
+        self._seen = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Callable[[Storage], Storage], tuple[Storage]]:
+        return _itself, (self.inner,)
+
+    @override
+    def create(self, name: str, data: bytes) -> bool:
+        """Does not return from the one that is the kill point."""
+        checkpoint = self._reached(name)
+        if checkpoint is None:
+            return super().create(name, data)
+        if self.point.moment is KillMoment.BEFORE_COMMIT:
+            super().create(name, data)
+        self._last_words(checkpoint)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a process survived SIGKILL")  # pragma: no cover
+
+    def _reached(self, name: str) -> int | None:
+        """The number of the checkpoint whose metadata `name` is, if it is the one to die at."""
+        match = _METADATA.fullmatch(name)
+        if match is None or int(match[1]) < self.point.first:
+            return None
+        with self._lock:
+            self._seen += 1
+            return int(match[1]) if self._seen == self.point.nth else None
+
+
+def _itself(storage: Storage) -> Storage:
+    return storage

@@ -31,10 +31,17 @@ from penstock.run.watermarks import (
 )
 from penstock.state.backends.base import StateBackend
 from penstock.state.lifetimes import in_microseconds
-from penstock.testing.declared import DeclaredOperator, Input
-from penstock.testing.row_tables import Row, RowsGiven, as_dicts, as_table, newest_us, parsed_moment
-from penstock.testing.stored_state import StoredState
-from penstock.testing.subtasks import SavedState, Subtasks
+from penstock.testing.declared import (
+    DeclaredOperator,
+    Input,
+    Row,
+    RowsGiven,
+    as_dicts,
+    as_table,
+    newest_us,
+    parsed_moment,
+)
+from penstock.testing.subtasks import SavedState, StoredState, Subtasks
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from penstock.operators.window.kinds import WindowProcess, Windows
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.ddl import arrow_schema, arrow_type, schema_ddl, spark_type
-from penstock.testing.declared import AnyOwnCode, Input, declared
+from penstock.testing.declared import AnyOwnCode, Input, RowsGiven, declared, parsed_moment
 from penstock.testing.operator_harness import Harness
-from penstock.testing.row_tables import RowsGiven, parsed_moment
 
 if TYPE_CHECKING:
     from typing import Unpack

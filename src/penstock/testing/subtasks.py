@@ -1,41 +1,47 @@
-"""All subtasks of one operator without Spark: the engine's own tasks over a state backend, with restores and another parallelism.
+"""All subtasks of one operator without Spark: the engine's own tasks over a state backend, with restores and changes of parallelism.
 
-This is what `penstock.testing.run` and `penstock.testing.harness` drive. A batch runs one subtask after the other. State is durable as soon
-as its task has ended, so that a restore never waits.
+`penstock.testing.run` and `penstock.testing.harness` use it. A batch runs one subtask after the other. State is durable as soon as its
+task has ended, so that a restore never waits. `StoredState` shows the state in the form in which user code sees it.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
+from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import RESULTS, Tags, untagged
+from penstock.operators.state.timers import CLOCK, EVENT_TIME, Timer, timer_table
+from penstock.operators.views import ROW, View
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
 from penstock.run.acknowledgements import Acknowledged, acknowledged
 from penstock.run.assignment import Answer, Assignment, Executor, RunPlace
+from penstock.savepoint.views import views_of
 from penstock.snapshot.mailbox import Address, Message, UploadDone
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload
 from penstock.snapshot.uploader import perform as store
-from penstock.state.backends.base import OpenState, StateBackend, StateLayout, Workplace
+from penstock.state.backends.base import VALUES, OpenState, StateBackend, StateLayout, Workplace
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import StateTime
 from penstock.state.subtask_rows import subtask_sort_key
 from penstock.storage import LocalStorage
+from penstock.testing.declared import Row, as_dicts
 
 
 class RunningTask(Protocol):
@@ -267,3 +273,93 @@ def _apart(given: Sequence[pa.RecordBatch], tags: Tags) -> dict[str, list[pa.Rec
             if rows.num_rows:
                 found[tag].append(rows)
     return found
+
+
+_TIMERS = "timers"
+_OF_SUBTASKS = ("operator list", "broadcast")
+_BY_EVENT_TIME = timer_table(EVENT_TIME, pa.schema([])).name
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """What the subtasks have stored after their last batch."""
+
+    subtasks: Subtasks
+
+    @cached_property
+    def _views(self) -> dict[str, View]:
+        views = views_of(columns_of(self.subtasks.layout))
+        return {name: view for name, view in views.items() if name != ROW}
+
+    def of_key(self, key: Any) -> dict[str, Any]:
+        """The states of a key by name."""
+        found = {}
+        for name, view in self._views.items():
+            if view.kind not in (_TIMERS, *_OF_SUBTASKS):
+                found[name] = [own for of, own in self._rows(view) if of == _as_tuple(key)]
+        return {name: _as_declared(self._views[name], rows) for name, rows in found.items() if rows}
+
+    def of_subtasks(self) -> dict[str, Any]:
+        """The states that belong to subtasks and not to keys, by name."""
+        found = {
+            name: as_dicts(self._batches(view))
+            for name, view in self._views.items()
+            if view.kind in _OF_SUBTASKS
+        }
+        return {name: _as_declared(self._views[name], rows) for name, rows in found.items() if rows}
+
+    def timers(self, key: Any) -> list[Timer]:
+        """The timers of a key that have not fired, in order."""
+        found = [
+            Timer(own["at"], EVENT_TIME if view.table.name == _BY_EVENT_TIME else CLOCK)
+            for view in self._views.values()
+            if view.kind == _TIMERS
+            for of, own in self._rows(view)
+            if of == _as_tuple(key)
+        ]
+        return sorted(found)
+
+    def keys(self) -> list[Any]:
+        """The keys that have state or timers."""
+        views = [one for one in self._views.values() if one.kind not in _OF_SUBTASKS]
+        found = dict.fromkeys(key for view in views for key, _ in self._rows(view))
+        return [key[0] if len(key) == 1 else key for key in found]
+
+    def _rows(self, view: View) -> Iterator[tuple[tuple[Any, ...], Row]]:
+        """The rows of a state: the key of each, and its other columns."""
+        keys = len(self.subtasks.layout.key)
+        for row in as_dicts(self._batches(view)):
+            values = list(row.items())
+            yield _hashable([value for _, value in values[:keys]]), dict(values[keys:])
+
+    def _batches(self, view: View) -> Iterator[pa.RecordBatch]:
+        for index in range(1 if view.one_copy else self.subtasks.parallelism):
+            with self.subtasks.opened(index) as state:
+                table = state if view.table.name == VALUES else state.table(view.table.name)
+                yield from view.rows(table.scan())
+
+
+def _as_declared(view: View, rows: list[Row]) -> Any:
+    """The rows of a state in the form in which user code sees it."""
+    values = [list(row.values()) for row in rows]
+    if view.kind in ("value", "aggregate"):
+        return values[0][-1]
+    if view.kind in ("map", "broadcast"):
+        return {_hashable_value(key): value for *_, key, value in values}
+    if view.kind in ("list", "operator list"):
+        return [one[-1] for one in values]
+    return rows
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return _hashable(key if isinstance(key, tuple) else (key,))
+
+
+def _hashable(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(map(_hashable_value, values))
+
+
+def _hashable_value(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable_value, value))
+    return tuple(map(_hashable_value, value.values())) if isinstance(value, dict) else value

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.dashboard.flink.terms import Json, millis, node_of, nodes, vertex_id
-from penstock.status.checkpoint_history import percentiles
 from penstock.status.events import RunStarted, SavepointMade, SubtaskTimes
+from penstock.status.job_history import percentiles
 from penstock.status.view import CheckpointStatus, CheckpointView, JobView, Percentiles
 
 _CLASSES = {

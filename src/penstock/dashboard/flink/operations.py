@@ -14,7 +14,7 @@ import msgspec
 from penstock.dashboard.flink.terms import Json, Refused
 from penstock.dashboard.savepoint_disposal import opened
 from penstock.errors import ConfigError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome
 from penstock.requests.request_files import Done, Kind, answer, forget_requests, take_back
 from penstock.savepoint.make import check_folder, refuse_outside

@@ -26,7 +26,7 @@ from penstock.dashboard.savepoint_disposal import dispose
 from penstock.dashboard.status_poller import JobViews
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
+from penstock.ids import SYSTEM_RANDOMNESS, secret_bytes
 from penstock.status.jobs import FoundJob
 from penstock.status.plan import PlanNode
 from penstock.status.view import JobView

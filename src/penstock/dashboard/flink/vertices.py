@@ -20,10 +20,9 @@ from penstock.dashboard.flink.terms import (
     tasks_of,
     vertex_id,
 )
-from penstock.status.backlog import source_behind
 from penstock.status.events import SubtaskTimes
 from penstock.status.plan import PlanNode
-from penstock.status.view import JobView
+from penstock.status.view import JobView, source_behind
 
 
 def vertex_detail(view: JobView, node: PlanNode) -> Json:

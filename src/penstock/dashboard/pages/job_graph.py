@@ -14,10 +14,9 @@ from statistics import fmean
 
 import msgspec
 
-from penstock.status.backlog import source_behind
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
-from penstock.status.view import JobView
+from penstock.status.view import JobView, source_behind
 from penstock.wording import (
     NOTHING,
     behind,

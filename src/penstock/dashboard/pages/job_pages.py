@@ -34,14 +34,21 @@ from penstock.dashboard.pages.timings import (
 )
 from penstock.requests.request_client import Outcome
 from penstock.savepoint.contents import Contents
-from penstock.status.backlog import Behind, total_behind
 from penstock.status.events import SavepointMade
-from penstock.status.failure_history import grouped
 from penstock.status.health import Tone, Verdict, by_need, concerns, verdict
+from penstock.status.job_history import grouped
 from penstock.status.live import BatchLive
 from penstock.status.sentences import collapsed, outcome_sentence, sentences
 from penstock.status.stored_state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
-from penstock.status.view import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
+from penstock.status.view import (
+    Behind,
+    CheckpointStatus,
+    CheckpointView,
+    FailureGroup,
+    FailureView,
+    JobView,
+    total_behind,
+)
 from penstock.wording import value_text
 
 CHECKPOINTS_A_PAGE = 50

@@ -22,7 +22,7 @@ from penstock.operators.aggregate.distinct import (
     partials_with_counts,
 )
 from penstock.operators.aggregate.merge import finish, merge
-from penstock.operators.bad_records import ROW, ROWS, BadRecords
+from penstock.operators.bad_records import ROW, ROWS, BadRows
 from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.grouping import (
@@ -68,7 +68,7 @@ class Aggregate(Operator):
         lifetime = time_to_live(ttl)
         if lifetime is not None and lifetime.renews:
             raise ConfigError(
-                f"operator {uid!r}: ttl={ttl!r}: nobody reads an aggregate without writing it; leave out since='read'",
+                f"operator {uid!r}: ttl={ttl!r}: an aggregate is never read without being written; leave out since='read'",
                 operator=uid,
             )
         return cls(uid, upstream, keys, columns, lifetime)
@@ -182,7 +182,7 @@ def refuse_updates(upstream: Node, uid: str) -> None:
     late = ", and read rows that come too late with late()" if "lateness" in window.revised_by else ""
     raise ConfigError(
         f"operator {uid!r} would add up every result of the window {window.uid!r}, which has {why} and so gives more than one "
-        "result of a window: each replaces the one before. Aggregate the rows in front of that window instead; or leave "
+        "result of a window: each replaces the one before. Aggregate the rows before that window instead; or leave "
         f"{why} out there{late}",
         uid=uid,
         window=window.uid,
@@ -246,7 +246,7 @@ def rows_stood_for(table: pa.Table) -> int:
     return int(pc.sum(table.column(ROWS), min_count=0).as_py())
 
 
-def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRecords) -> pa.Table:
+def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRows) -> pa.Table:
     """Leave out the rows that have no key, of those that Spark has aggregated."""
     flags, reasons = null_keys(table, list(keys))
     numbers = table.column(ROWS).to_numpy()[flags].tolist()

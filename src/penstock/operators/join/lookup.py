@@ -63,8 +63,8 @@ class Lookup(Operator):
         lifetime = time_to_live(ttl)
         if lifetime is not None and (lifetime.renews or lifetime.lifetime().measure is not Measure.CLOCK):
             raise ConfigError(
-                f"lookup {uid!r}: ttl={ttl!r}: what is known of a key counts from when it was told, by the clock; say how long, and no "
-                "more",
+                f"lookup {uid!r}: ttl={ttl!r}: a row of the right stream lives by the clock, from when it was written; give a duration, "
+                "and nothing else",
                 uid=uid,
             )
         second = SecondInput(right, right_keys, order_by=parse_orders(order_by, "order_by"))

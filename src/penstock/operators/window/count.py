@@ -1,8 +1,7 @@
-"""Windows of every so many rows of a key. Executors.
+"""Count windows: every `n` rows of a key. Executors.
 
-Of a window that is not full the state has the partial aggregates of its rows, and how many they are: columns, no Python per key. For own
-code the rows of such windows lie in a table by key, in the order in which they came. Only those of keys of which a window becomes full are
-read.
+For aggregates, the state of an open window is its number of rows and their partial aggregates: columns, no Python per key. For own code,
+the rows of open windows lie in a table by key, in the order of arrival. Only the rows of keys with a full window are read.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Piece, PieceLimits, group_rows, null_keys, pieces_with_state
 from penstock.operators.inputs import TaskRows
@@ -32,7 +33,6 @@ from penstock.operators.window.kinds import (
     Numbers,
     WindowTask,
     arrival_numbers,
-    one_batch,
 )
 from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
@@ -46,50 +46,58 @@ LIMITS = PieceLimits(bytes=256 << 20)
 
 @dataclass(frozen=True)
 class CountSpec(Spec):
-    """What `window(windows.count(...)).aggregate(...)` was asked for."""
+    """Aggregates over count windows, as `window(windows.count(...)).aggregate(...)` declares them."""
 
     key: pa.Schema
     windows: CountWindows
     specs: tuple[AggregateColumn, ...]
 
     @property
+    @override
     def output(self) -> pa.Schema:
-        """The columns of the results."""
         return pa.schema([*self.key, *output_schema(self.specs)])
 
     def layout(self) -> StateLayout:
-        """What is kept of each key. How many rows make a window is in the name of a column, so that another number is refused by name."""
+        """One row for each key. The name of a column has the size of the windows, so that a checkpoint with another size is refused."""
         return StateLayout(
             self.key, pa.schema([(size_name(self.windows), pa.int64()), *state_schema(self.specs)])
         )
 
     @classmethod
+    @override
     def shown_as(cls, column: str) -> str | None:
-        """How many rows the open window of a key has."""
         return "rows" if column.startswith(SIZE) else None
 
+    @classmethod
+    @override
+    def refused_values(cls, layout: StateLayout) -> str:
+        """The values of an open window mean nothing without the number of its rows."""
+        if not any(name.startswith(SIZE) for name in layout.value.names):
+            return ""
+        return "is that of windows by a number of rows, which cannot be written; leave the operator out"
+
+    @override
     def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
         return CountAggregateTask(context, self)
 
 
 @dataclass
 class CountAggregateTask(WindowTask):
-    """Each row comes with the partial aggregates of it alone."""
+    """Fills count windows with rows, each of which comes with the partial aggregates of itself."""
 
     spec: CountSpec
 
+    @override
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """The results of windows that are full."""
         return {RESULTS: run_count_windows(self.spec, rows.own, state)}
 
+    @override
     def shown_columns(self, table: pa.Table) -> list[str]:
-        """The row without its partial aggregates."""
         own = {SORT_KEY, *self.spec.layout().value.names}
         return [name for name in table.column_names if name not in own]
 
+    @override
     def without_null_keys(self, table: pa.Table, keys: Sequence[str]) -> pa.Table:
-        """The rows that have a key; the others are bad rows."""
         flags, reasons = null_keys(table, list(keys))
         if not reasons:
             return table
@@ -98,39 +106,39 @@ class CountAggregateTask(WindowTask):
 
 
 def size_name(windows: CountWindows) -> str:
-    """The column that says how many rows the open window of a key has."""
+    """The name of the column with the number of rows in the open window of a key."""
     return f"{SIZE}_of_{windows.n}"
 
 
 @dataclass(frozen=True)
 class Filled:
-    """How rows of keys fill windows of `n` rows, of which the first may have rows already."""
+    """How the rows of keys fill windows of `n` rows. The first window of a key may have rows from earlier batches."""
 
     before: Numbers
-    """For each key how many rows its open window had."""
+    """For each key, how many rows its open window had before the batch."""
     counts: Numbers
-    """For each key how many rows came."""
+    """For each key, how many rows the batch has."""
     n: int
 
     @property
     def full(self) -> Numbers:
-        """For each key how many windows are full now."""
+        """For each key, how many windows the batch fills."""
         return (self.before + self.counts) // self.n
 
     @property
     def left(self) -> Numbers:
-        """For each key how many rows its open window has now."""
+        """For each key, how many rows its open window has after the batch."""
         return (self.before + self.counts) % self.n
 
     def window_of(self) -> Numbers:
-        """For each row that came, in the order of keys, the number of its window among those of its key."""
+        """For each row of the batch, in the order of keys, the number of its window among those of its key."""
         first = np.cumsum(self.counts) - self.counts
         within = np.arange(int(self.counts.sum())) - np.repeat(first, self.counts)
         return (np.repeat(self.before, self.counts) + within) // self.n
 
 
 def run_count_windows(spec: CountSpec, rows: pa.Table, state: OpenState) -> list[pa.RecordBatch]:
-    """Take in the rows of a batch (sort key, key columns, the partial aggregates of each row alone); returns the windows that are full."""
+    """Add the rows of a batch (sort key, key columns, partial aggregates of each row) to windows; returns those that are full."""
     results: list[pa.RecordBatch] = []
     if rows.num_rows:
         for piece in pieces_with_state(group_rows(rows, spec.key.names), state, LIMITS):
@@ -163,7 +171,7 @@ def _fill(spec: CountSpec, piece: Piece, state: OpenState) -> pa.Table:
 
 
 def _write(spec: CountSpec, piece: Piece, state: OpenState, filled: Filled, open_: pa.RecordBatch) -> None:
-    """The windows that are not full, in the order of keys; keys that have none any more are forgotten."""
+    """Write the windows that are not full, in the order of keys, and delete keys that have none."""
     has = filled.left > 0
     touched = np.flatnonzero(has | piece.found)
     rows = np.full(len(has), -1, dtype=np.int64)
@@ -181,27 +189,22 @@ def _write(spec: CountSpec, piece: Piece, state: OpenState, filled: Filled, open
 
 @dataclass(frozen=True)
 class CountRowsSpec(WindowCodeSpec):
-    """What `window(windows.count(...)).process(...)` was asked for."""
+    """Own code over count windows, as `window(windows.count(...)).process(...)` declares it."""
 
     key: pa.Schema
     windows: CountWindows
     columns: pa.Schema
-    """Those of the stream."""
+    """The columns of the stream."""
     code: WindowCode
     order_by: tuple[Order, ...] = ()
-
-    @property
-    def kept(self) -> pa.Schema:
-        """The columns of a row beside its key."""
-        return pa.schema([field for field in self.columns if field.name not in self.key.names])
 
     @property
     def table(self) -> TableLayout:
         """The rows of windows that are not full."""
         return TableLayout(f"rows of {self.windows}", pa.schema([*self.key, (PLACE, pa.int64())]), self.kept)
 
+    @override
     def layout(self) -> StateLayout:
-        """What is kept."""
         return StateLayout(self.key, pa.schema([(size_name(self.windows), pa.int64())]), (self.table,))
 
     @classmethod
@@ -211,7 +214,7 @@ class CountRowsSpec(WindowCodeSpec):
         return TableView("rows", "rows", (), table.value) if is_own else None
 
     def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:  # noqa: ARG002
-        """Call the user's code for the windows that are full. No row is late."""
+        """Call the user's code for the windows that are full. No row of a count window is late."""
         none = rows.slice(0, 0)
         if not rows.num_rows:
             return RowsRun([], none, None)
@@ -224,7 +227,7 @@ class CountRowsSpec(WindowCodeSpec):
 
 
 class _Fill:
-    """The rows of some keys."""
+    """Fills the windows of the keys of one piece."""
 
     def __init__(self, spec: CountRowsSpec, piece: Piece, state: OpenState) -> None:
         self._spec, self._piece, self._state = spec, piece, state
@@ -234,7 +237,7 @@ class _Fill:
         self._filled = Filled(np.where(piece.found, before, 0), counts, spec.windows.n)
 
     def results(self, context: Context) -> Iterator[pa.RecordBatch]:
-        """Call the user's code, then write what is left."""
+        """Call the user's code for full windows, then write the rows that are left."""
         filled, grouped = self._filled, self._piece.grouped
         names = [*self._spec.columns.names, PLACE]
         old_keys, old = self._stored(np.flatnonzero((filled.full > 0) & (filled.before > 0)))

@@ -1,12 +1,15 @@
-"""The kinds of windows, as a user names them. Pure; driver and executors. Durations are microseconds.
+"""The kinds of windows that a user can name, and what they share: columns of their tables, times of rows, late rows, their task.
 
-    tumbling("1min")            one behind the other
-    sliding("10min", "1min")    every minute one of ten minutes
+    tumbling("1min")            one after the other
+    sliding("10min", "1min")    one of ten minutes every minute
     session("30min")            rows of a key that follow each other within the gap
     count_window(100)           every hundred rows of a key
 
-A window has all moments from its start on, up to its end and without it. `last` is the last of them, end - 1 us: it closes when the
-watermark has come to that.
+Driver and executors. Durations are microseconds. A window has all moments from its start up to, but not including, its end. `last` is its
+last moment, one microsecond before the end: the window closes when the watermark reaches it.
+
+Spark aggregates the rows of a batch by pane. Late rows get a number in place of their pane that is no time, so they are groups of their
+own, of which only the number of rows is computed.
 
 What all kinds of windows share: columns of their tables, times of rows, rows that come too late, and their task. Driver and executors.
 
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import BadRecordError, ConfigError
@@ -45,17 +49,17 @@ from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, in_microseconds
 from penstock.wording import counted, exactly, in_so_many_us
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
-"""The columns that an aggregate of windows adds."""
+"""The columns that an aggregate over windows of time adds to its results."""
 LONGEST_S = 1000 * 365 * 24 * 3600
 MOST_OVERLAPS = 2_000
-"""In so many sliding windows a row may be: a day every minute. Each of them is a row of state, and is in memory with the others."""
+"""The most sliding windows that a row may be in; a day every minute has 1,440. Each is a row of state, and all are in memory at once."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TimeWindows:
-    """Windows of one size that begin every so often, at `offset` and multiples from there."""
+    """Windows of `size_us` that begin every `every_us`, counted from `offset_us`."""
 
     size_us: int
     every_us: int
@@ -63,11 +67,11 @@ class TimeWindows:
 
     @property
     def pane_us(self) -> int:
-        """Rows of such a stretch are always in the same windows."""
+        """The length of a pane: all rows of a pane are in the same windows."""
         return gcd(self.size_us, self.every_us)
 
     def windows_of(self, panes: Numbers) -> tuple[Numbers, Numbers]:
-        """The windows of each pane: positions in `panes` (the first moments of each), and the last moments of windows."""
+        """The windows of each pane: positions in `panes` (their first moments), and the last moments of the windows."""
         newest = panes - (panes - self.offset_us) % self.every_us
         counts = (self.size_us - (panes - newest) + self.every_us - 1) // self.every_us
         at = np.repeat(np.arange(len(panes)), counts)
@@ -75,7 +79,7 @@ class TimeWindows:
         return at, newest[at] - back * self.every_us + (self.size_us - 1)
 
     def starts(self, lasts: Numbers) -> Numbers:
-        """Where the windows begin that have these last moments."""
+        """The starts of the windows with these last moments."""
         return lasts - (self.size_us - 1)
 
     def __str__(self) -> str:
@@ -86,7 +90,7 @@ class TimeWindows:
 
 @dataclass(frozen=True)
 class SessionWindows:
-    """Rows of a key of which each follows another within the gap."""
+    """Sessions: rows of a key of which each follows another within the gap."""
 
     gap_us: int
 
@@ -96,7 +100,7 @@ class SessionWindows:
 
 @dataclass(frozen=True)
 class CountWindows:
-    """Every so many rows of a key."""
+    """Windows of `n` rows of a key."""
 
     n: int
 
@@ -106,23 +110,23 @@ class CountWindows:
 
 Windows = TimeWindows | SessionWindows | CountWindows
 
-_ONE_BEHIND_THE_OTHER = re.compile(r"windows of (\d+ \w+)(?: from \d+ \w+ on)?")
+_TUMBLING = re.compile(r"windows of (\d+ \w+)(?: from \d+ \w+ on)?")
 
 
 def size_of_tumbling(said: str) -> int | None:
-    """The size of windows that lie one behind the other, as `str` says them; None for others, and for what are no windows."""
-    found = _ONE_BEHIND_THE_OTHER.fullmatch(said)
+    """The size of tumbling windows, from their text; None for other windows, and for texts that name no windows."""
+    found = _TUMBLING.fullmatch(said)
     return None if found is None else in_so_many_us(found[1])
 
 
 def tumbling(size: Duration, *, offset: Duration = "0s") -> TimeWindows:
-    """Windows one behind the other: `tumbling("1min")`. They begin at multiples of `size` since 1970 in UTC, moved by `offset`."""
+    """Windows one after the other: `tumbling("1min")`. They begin at multiples of `size` since 1970 in UTC, moved by `offset`."""
     size_us = _length("size", size)
     return TimeWindows(size_us, size_us, _offset(offset, size_us))
 
 
 def sliding(size: Duration, every: Duration, *, offset: Duration = "0s") -> TimeWindows:
-    """Windows that overlap: `sliding("10min", "1min")` begins one every minute, and a row is in ten of them."""
+    """Windows that overlap: with `sliding("10min", "1min")` a window begins every minute, and a row is in ten of them."""
     size_us, every_us = _length("size", size), _length("every", every)
     if every_us > size_us:
         raise ConfigError(
@@ -147,7 +151,7 @@ def session(gap: Duration) -> SessionWindows:
 
 
 def count_window(n: int) -> CountWindows:
-    """A window of every `n` rows of a key. What is not full yet stays open, whatever the time."""
+    """A window of every `n` rows of a key. A window that is not full stays open, however much time passes."""
     return CountWindows(whole_number("n", n, minimum=1))
 
 
@@ -201,16 +205,16 @@ class WindowProcess(OpensAndCloses, ABC):
 LAST = "__penstock_last"
 """The last moment of a window."""
 PLACE = "__penstock_place"
-"""What puts the rows of a window in the order in which they came."""
+"""A number that orders the rows of a window by arrival."""
 PANE = "__penstock_pane"
-"""In what Spark gives: the first moment of the stretch in which the rows lie, or `LATE`, or `ABSURD`."""
+"""A column that Spark computes: the first moment of the pane of a row, or `LATE`, or `ABSURD`."""
 KEYS_AT_ONCE = 2048
 PORTION_BYTES = 64 << 20
-"""So many keys, or bytes of stored rows, are read at once."""
+"""How many keys, and bytes of stored rows, are read at once."""
 
 
 def rows_in(rows: KeyBatch, others: Sequence[KeyBatch], *, by_time: bool = False) -> Flags:
-    """Which of these rows are among others. They are in ascending order of the first number of their table, the others in any."""
+    """Which of these rows are among others. The rows are in ascending order of the first number of their table, the others in any order."""
     found = np.zeros(len(rows), dtype=np.bool_)
     for other in others:
         if len(other) and len(rows):
@@ -228,29 +232,20 @@ def in_key_order(rows: KeyBatch) -> npt.NDArray[np.int64]:
 
 
 def arrival_numbers(generation: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Numbers that only grow: of the version that this batch makes, and within it of rows by their positions."""
+    """Numbers that order rows by arrival over all batches: the generation of the state, then the position in the batch."""
     return (generation << GENERATION_SHIFT) + positions
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows in one."""
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
-
-
 LATE = LONG_AGO_US - 1
-"""All windows of the row are over."""
+"""The pane of a row whose windows have all closed."""
 ABSURD = LONG_AGO_US - 2
-"""The row has no event time, or none that can be believed."""
+"""The pane of a row without an event time, or with one that is not believed."""
 
 
 def without_late_rows(
     rows: pa.Table, pane: str, number: str, clock: OperatorClock, operator: str
 ) -> tuple[pa.Table, int]:
-    """The rows that count, and how many came too late; `number` says of each row for how many it stands."""
+    """The rows that count, and how many came too late. The column `number` has the number of rows that each stands for."""
     panes = rows.column(pane).to_numpy()
     late = panes < LONG_AGO_US
     if not late.any():
@@ -263,7 +258,7 @@ def without_late_rows(
 
 
 def refused(rows: int, operator: str) -> BadRecordError:
-    """Rows whose event time is missing or absurd, where that ends the run."""
+    """The error for rows whose event time is missing or absurd, where such rows end the run."""
     return BadRecordError(
         f"operator {operator}: {counted(rows, 'row has', 'rows have')} no event time, or one too far ahead of the clock; nothing of this "
         "batch is kept; filter such rows out before, or read them with late()",
@@ -274,14 +269,14 @@ def refused(rows: int, operator: str) -> BadRecordError:
 
 @dataclass(frozen=True)
 class RowTimes:
-    """The time of each row in microseconds, 0 where there is none that makes sense."""
+    """The event time of each row in microseconds, 0 where it is missing or absurd."""
 
     numbers: Numbers
     sensible: Flags
 
     @classmethod
     def of(cls, rows: pa.Table, time: TimeColumn, clock: OperatorClock, *, operator: str) -> RowTimes:
-        """Those of some rows; one without a time, or with an absurd one, ends the run where the source asks for it."""
+        """Read the times of rows. A missing or absurd time ends the run where the source asks for that."""
         clock, column = clock.judging(time), rows.column(time.column)
         known = column.is_valid().to_numpy()
         numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).fill_null(0).to_numpy()
@@ -295,10 +290,10 @@ class RowTimes:
 
 
 def joined_stretches(keys: Numbers, firsts: Numbers, lasts: Numbers) -> tuple[Numbers, Numbers]:
-    """The positions that put stretches in the order of key and first moment, and where each stretch that they make together starts.
+    """The order of ranges of time by key and first moment, and where each merged range starts in that order.
 
-    Two of a key become one when no moment lies between them: one begins at the latest right behind the last
-    moment of the other, as in Flink.
+    Two ranges of a key merge when no moment lies between them: when one begins at most one microsecond after the last moment of the
+    other, as in Flink.
     """
     order = np.lexsort((firsts, keys))
     keys, firsts, lasts = keys[order], firsts[order], lasts[order]
@@ -310,9 +305,9 @@ def joined_stretches(keys: Numbers, firsts: Numbers, lasts: Numbers) -> tuple[Nu
 
 
 def _latest_so_far(groups: Numbers, lasts: Numbers) -> Numbers:
-    """For each row the latest moment of its group up to it; groups are numbered from 0 on, one behind the other.
+    """For each row, the latest moment of its group so far. Rows are ordered by group, and groups are numbered from 0.
 
-    Moments become ranks, so that those of the next group can all be made greater without becoming too great for a number.
+    Moments become ranks, so that those of the next group can be made greater without an overflow.
     """
     by_rank = np.argsort(lasts, kind="stable")
     rank = np.empty_like(by_rank)
@@ -326,7 +321,7 @@ _SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
 
 def shown_bounds(table: str) -> tuple[Shown, Shown]:
-    """What a user sees of the time of a tumbling or sliding window: its start and its end. The name of the table says how long it is."""
+    """The start and end of a tumbling or sliding window, as a user sees them. The name of the table has the size of the windows."""
     said = _SIZE.match(table)
     size_us = (in_so_many_us(said[1]) if said else None) or 0
     return TimestampColumn(WINDOW_START, LAST, 1 - size_us), TimestampColumn(WINDOW_END, LAST, 1)
@@ -334,31 +329,31 @@ def shown_bounds(table: str) -> tuple[Shown, Shown]:
 
 @dataclass
 class WindowTask(Task):
-    """A window of any kind in one subtask and one batch."""
+    """Windows of any kind in one subtask and one batch."""
 
     _due: Due = field(default=Due(), init=False)
 
     @property
     def lateness_us(self) -> int | None:
-        """How long windows are kept after their end; None where time has nothing to do with them."""
+        """How long windows accept late rows after their end; None where windows count rows."""
         return None
 
     @property
     def row_time(self) -> TimeColumn | None:
-        """The column by which Spark has put rows into windows; None where it has not."""
+        """The column by which Spark has put rows into panes; None where it has not."""
         return None
 
     @property
+    @override
     def uses_time(self) -> bool:
-        """Windows close as time passes, unless they count rows."""
         return self.lateness_us is not None
 
+    @override
     def due(self) -> Due:
-        """The end of the first window that is still open, and the next early result."""
         return self._due
 
     def over_us(self) -> int | None:
-        """Windows up to the watermark are over. After the end of a drained input they may begin anew: that says nothing."""
+        """Windows up to the watermark have closed. The end of a drained input does not count: later input may open them again."""
         if self.lateness_us is None:
             return None
         clock = self.clock
@@ -368,7 +363,7 @@ class WindowTask(Task):
 
     @property
     def clock(self) -> OperatorClock:
-        """With at-least-once the state may be of a later batch than the watermark: windows that were over in it do not begin anew."""
+        """At least once, the state may be of a later batch than the watermark: windows that had closed in it are not opened again."""
         clock, over_us = self.context.clock, self.context.over_us
         clock = clock if self.row_time is None else clock.judging(self.row_time)
         return clock if over_us is None else replace(clock, over_us=max(clock.over_us, over_us))

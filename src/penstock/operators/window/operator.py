@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, InternalError
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
     from penstock.state.ddl import Columns
 
 OwnCodeSpec = WindowRowsSpec | SessionRowsSpec | CountRowsSpec
-"""Own code over windows of any kind."""
+"""The specs of own code over windows of any kind."""
 
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """What `window(...)` was given."""
+    """The arguments of `window(...)`, checked."""
 
     windows: Windows
     lateness_us: int
@@ -60,7 +61,7 @@ class WindowOptions:
         early: Duration | None,
         event_time: str | None,
     ) -> WindowOptions:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises `ConfigError`."""
         if not isinstance(windows, Windows):
             raise ConfigError(
                 f"window({windows!r}): it takes one of ps.windows.tumbling('1min'), sliding('10min', '1min'), session('30min') and "
@@ -87,23 +88,23 @@ class WindowOptions:
 
     @property
     def added_columns(self) -> tuple[str, ...]:
-        """The columns of results beside the key and the aggregates."""
+        """The columns that windows add to the key and the aggregates."""
         return () if isinstance(self.windows, CountWindows) else (WINDOW_START, WINDOW_END)
 
 
 @dataclass(frozen=True, eq=False)
 class Window(Operator):
-    """SQL aggregates, or the user's own code, over windows of each key. One of `columns` and `operator` is there."""
+    """SQL aggregates, or the user's own code, over windows of each key: either `columns` or `operator` is set."""
 
     windows: Windows
     lateness_us: int = 0
     early_us: int | None = None
     event_time: str | None = None
-    """The column that the user named; None for that of the stream."""
+    """The column that the user named; None for the event time of the stream."""
     columns: dict[str, Column] = field(default_factory=dict)
     operator: WindowProcess | None = None
     output: pa.Schema | None = None
-    """The columns of its results, where there is own code."""
+    """The columns of the results of own code."""
     order_by: tuple[Order, ...] = ()
 
     late_inputs: ClassVar[tuple[str, ...]] = (LEFT,)
@@ -117,7 +118,7 @@ class Window(Operator):
         options: WindowOptions,
         columns: dict[str, Column],
     ) -> Window:
-        """Aggregates of windows, or a `ConfigError` that says what is wrong with them."""
+        """Declare aggregates over windows; raises `ConfigError`."""
         if options.early_us is not None and isinstance(options.windows, SessionWindows):
             raise ConfigError(
                 f"aggregate {uid!r}: early is for tumbling and sliding windows; a session that is open may become another "
@@ -154,11 +155,11 @@ class Window(Operator):
         schema: Columns,
         order_by: OrderBy,
     ) -> Window:
-        """Own code over windows, or a `ConfigError` that says what is wrong with it."""
+        """Declare own code over windows; raises `ConfigError`."""
         if not isinstance(operator, WindowProcess):
             made = f"; write {operator.__name__}()" if isinstance(operator, type) else ""
             raise ConfigError(
-                f"process({operator!r}): behind window(...) it takes an instance of a WindowProcess subclass{made}",
+                f"process({operator!r}): after window(...) it takes an instance of a WindowProcess subclass{made}",
                 uid=uid,
             )
         if not shown_keys(keys):
@@ -171,7 +172,7 @@ class Window(Operator):
             for name in found:
                 raise ConfigError(
                     f"operator {uid!r}: {type(operator).__name__} is a WindowProcess, which has no {kind} of its own ({name!r}): it sees "
-                    "all rows of a window at once; put a KeyedProcess behind it for more",
+                    "all rows of a window at once; put a KeyedProcess after it for more",
                     uid=uid,
                 )
         if options.early_us is not None:
@@ -195,60 +196,60 @@ class Window(Operator):
             order_by=parse_orders(order_by, "order_by"),
         )
 
+    @override
     def describe(self) -> str:
-        """The windows, and the class of the user's."""
         return f"{self.windows}{'' if self.operator is None else f', {type(self.operator).__name__}'}"
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the number of rows alone says when a window is full."""
+        """Whether the number of rows alone decides when a window closes."""
         return isinstance(self.windows, CountWindows)
 
     @property
+    @override
     def judges_by_time(self) -> bool:
-        """Unless its windows count rows."""
         return not self.counts_rows
 
     @property
+    @override
     def partly_aggregated(self) -> bool:
-        """To windows of so many rows each row comes alone."""
         return bool(self.columns) and not self.counts_rows
 
     @property
+    @override
     def end_column(self) -> str | None:
-        """The end of the window, unless windows count rows."""
         return None if self.counts_rows else WINDOW_END
 
     @property
+    @override
     def revised_by(self) -> tuple[str, ...]:
-        """With lateness or early results a window gives several."""
         options = (("lateness", self.lateness_us), ("early", self.early_us))
         return tuple(word for word, is_set in options if is_set)
 
     @property
+    @override
     def allowed_lateness_us(self) -> int | None:
-        """The lateness that the user has set."""
         return self.lateness_us
 
     @property
+    @override
     def own_code(self) -> object | None:
-        """The `WindowProcess` of the user, if there is one."""
         return self.operator
 
+    @override
     def needs_event_time(self) -> EventTimeNeed | None:
-        """Without it no window would close."""
         if self.counts_rows:
             return None
         return EventTimeNeed(f"cuts rows into {self.windows}", "none of them would ever close")
 
+    @override
     def result_time(self) -> TimeColumn | None:
-        """The last moment of the window."""
         if self.counts_rows:
             return super().result_time()
         return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)
 
     def code_spec(self, columns: pa.Schema, key: pa.Schema, time: TimeColumn | None) -> OwnCodeSpec:
-        """Its own code with the columns of its stream; `time` is the column with their event time, None where windows count rows."""
+        """The spec of its own code. `time` is the column with the event time of its stream; None where windows count rows."""
         if self.operator is None or self.output is None:
             raise InternalError(f"window {self.uid!r} has neither aggregates nor own code")
         windows, lateness_us, order_by = self.windows, self.lateness_us, self.order_by

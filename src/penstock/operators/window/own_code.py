@@ -1,10 +1,11 @@
-"""Own code over tumbling and sliding windows: the rows of each window are kept until it is over. Executors.
+"""Own code over windows: how it is called, and the rows of tumbling and sliding windows. Executors.
 
-Rows lie in a table by time, in the order of the last moments of their windows, one for each window that they are in. Those of windows that
-are over are a stretch of it, read at once, and are gone when the time has passed for which late rows are awaited.
+The rows of a window are stored until it has closed and no late row can come any more. They lie in a table by time, in the order of the last
+moments of their windows, once for each of their windows. The rows of windows that close are one range of that table. They expire with the
+allowed lateness, so nothing is deleted.
 
-Stored rows and new ones are read in portions of whole windows that fit into memory. Both are in the order of a table by time: by the last
-moment of their window, then by sort key. So of all windows before the last row that was read, all rows are there.
+Stored and new rows are read in portions of whole windows that fit into memory. Both are in the order of a table by time: by the last moment
+of their window, then by sort key. So the windows before the last row of a portion are complete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import BadRecordError
 from penstock.operators.base import Spec, Task, TaskContext
@@ -29,7 +31,7 @@ from penstock.operators.calls import (
     to_table,
     yielded,
 )
-from penstock.operators.columns import rows_at, widened
+from penstock.operators.columns import one_batch, rows_at, widened
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, pieces
 from penstock.operators.inputs import TaskRows
@@ -50,7 +52,6 @@ from penstock.operators.window.kinds import (
     WindowProcess,
     WindowTask,
     arrival_numbers,
-    one_batch,
     rows_in,
     shown_bounds,
 )
@@ -62,7 +63,7 @@ from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, table_row_bytes
 
 LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
-"""Rows that are Python objects at the same time."""
+"""The most rows, and bytes of rows, that are Python objects at the same time."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,20 @@ class WindowRows:
     starts: Numbers | None = None
     """The first moments of the windows; None where time has nothing to do with them."""
     ends: Numbers | None = None
-    """Behind their last moments."""
+    """The ends of the windows: one microsecond after their last moments."""
 
 
 @dataclass(frozen=True)
 class WindowCode:
-    """The user's code, and what it is called with and gives."""
+    """The user's code, the columns of its results, and the type of the times that it is called with."""
 
     operator: WindowProcess
     output: pa.Schema
     time: pa.DataType | None
-    """Of the moments of a window."""
+    """The type of `start` and `end` of a window; None where windows count rows."""
 
     def results(self, windows: WindowRows, context: Context) -> Iterator[pa.RecordBatch]:
-        """Call it for each window; raises `BadRecordError` with the key whose results do not fit the schema."""
+        """Call the code for each window. Raises `BadRecordError` with the key whose results do not fit the schema."""
         times = [] if windows.starts is None or windows.ends is None else [windows.starts, windows.ends]
         columns = [*windows.keys.columns, *(as_moments(one, self.time) for one in times)]
         named = pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
@@ -116,7 +117,7 @@ class WindowCode:
 
 @dataclass(frozen=True)
 class RowsRun:
-    """What a batch gives: results, and the rows that came too late."""
+    """The results of a batch, the rows that came too late, and when the next window closes."""
 
     results: list[pa.RecordBatch]
     late: pa.Table
@@ -124,13 +125,21 @@ class RowsRun:
 
 
 class WindowCodeSpec(Spec):
-    """Own code over windows of one kind, with the columns of its stream."""
+    """Own code over windows of one kind, typed against the columns of its stream."""
 
+    key: pa.Schema
+    columns: pa.Schema
+    """The columns of its stream."""
     code: WindowCode
 
     @property
+    def kept(self) -> pa.Schema:
+        """The stored columns of a row, apart from its key."""
+        return pa.schema([field for field in self.columns if field.name not in self.key.names])
+
+    @property
+    @override
     def output(self) -> pa.Schema:
-        """The columns that the user has declared."""
         return self.code.output
 
     @property
@@ -140,26 +149,26 @@ class WindowCodeSpec(Spec):
 
     @abstractmethod
     def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
-        """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for windows that are over."""
+        """Add the rows of a batch (with their sort keys) to their windows, and call the user's code for windows that have closed."""
 
+    @override
     def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
         return WindowProcessTask(context, self)
 
 
 @dataclass
 class WindowProcessTask(WindowTask):
-    """Calls own code over windows of any kind. What it raises ends the run."""
+    """Calls own code over windows of any kind. An exception of that code ends the run."""
 
     spec: WindowCodeSpec
 
     @property
+    @override
     def lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
         return self.spec.allowed_lateness_us
 
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """What own code gives for the windows that are over, or have late rows."""
+        """Call own code for the windows that have closed, and again for closed ones that have got late rows."""
         told, clock = self.context, self.clock
         context = Context(
             told.uid,
@@ -178,7 +187,7 @@ class WindowProcessTask(WindowTask):
 
 
 class _Given:
-    """Results that are encoded together. Of which key one is that does not fit is looked for only when one is met."""
+    """Encodes results together. Only when one does not fit the schema, it searches for the key that gave it."""
 
     def __init__(self, code: WindowCode, context: Context) -> None:
         self._code, self._uid = code, context.operator
@@ -186,7 +195,7 @@ class _Given:
         self._results: list[Any] = []
 
     def take(self, key: Any, rows: Rows, results: Any) -> Iterator[pa.RecordBatch]:
-        """Take what a call gave. A generator runs only now."""
+        """Collect the results of a call. A generator runs only now."""
         if results is not None:
             if not isinstance(results, Iterable):
                 raise _of(not_iterable(results, self._uid), key, rows)
@@ -196,7 +205,7 @@ class _Given:
             yield from self.encoded()
 
     def encoded(self) -> Iterator[pa.RecordBatch]:
-        """All so far as columns."""
+        """Encode the results collected so far."""
         if self._results:
             yield from in_batches(self._table())
         self._calls, self._results = [], []
@@ -223,12 +232,12 @@ def _of(error: BadRecordError, key: Any, rows: Rows) -> BadRecordError:
 
 
 @dataclass(frozen=True)
-class NewRows:
-    """The rows of a batch, once for each of their windows, in the order of the table. Only their positions: columns are taken last."""
+class RowsByWindow:
+    """The rows of a batch, once for each of their windows, in the order of the table. It holds positions; columns are copied last."""
 
     rows: pa.Table
     at: Numbers
-    """Where in `rows` each is."""
+    """The position of each in `rows`."""
     lasts: Numbers
     sort_keys: Numbers
     places: Numbers
@@ -237,8 +246,8 @@ class NewRows:
     @classmethod
     def in_order(
         cls, rows: pa.Table, at: Numbers, lasts: Numbers, places: Numbers, sizes_of_rows: Bytes
-    ) -> NewRows:
-        """Bring them into the order of the table."""
+    ) -> RowsByWindow:
+        """Sort rows into the order of the table."""
         sort_keys = rows.column(SORT_KEY).to_numpy()[at]
         order = np.lexsort((sort_keys, lasts))
         return cls(rows, at[order], lasts[order], sort_keys[order], places[order], sizes_of_rows[at[order]])
@@ -248,12 +257,12 @@ class NewRows:
 
     @property
     def addresses(self) -> SortedBatch:
-        """Where they stand in the table."""
+        """The places of the rows in the table."""
         return SortedBatch(self.sort_keys, None, (), (), self.lasts, by_time=True)
 
-    def slice(self, start: int, stop: int) -> NewRows:
-        """Those from `start` up to `stop`."""
-        return NewRows(
+    def slice(self, start: int, stop: int) -> RowsByWindow:
+        """The rows from `start` up to `stop`."""
+        return RowsByWindow(
             self.rows,
             self.at[start:stop],
             self.lasts[start:stop],
@@ -262,16 +271,16 @@ class NewRows:
             self.sizes[start:stop],
         )
 
-    def until(self, last: int) -> NewRows:
-        """Those of windows with a last moment up to and with this one."""
+    def until(self, last: int) -> RowsByWindow:
+        """The rows of windows whose last moment is at most `last`."""
         return self.slice(0, int(np.searchsorted(self.lasts, last, side="right")))
 
-    def after(self, last: int) -> NewRows:
-        """Those of windows with a last moment behind this one."""
+    def after(self, last: int) -> RowsByWindow:
+        """The rows of windows whose last moment is after `last`."""
         return self.slice(int(np.searchsorted(self.lasts, last, side="right")), len(self))
 
     def batches(self, schema: pa.Schema, max_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The columns, in parts of at most so many bytes."""
+        """The columns of the rows, in batches of at most `max_bytes`."""
         taken = pa.schema([field for field in schema if field.name not in (LAST, PLACE)])
         for start, stop in cut(self.sizes, max_bytes):
             found = rows_at(self.rows, self.at[start:stop], taken)
@@ -281,9 +290,9 @@ class NewRows:
 
 
 def portions(
-    stored: Iterable[pa.Table], new: NewRows, schema: pa.Schema, max_bytes: int
+    stored: Iterable[pa.Table], new: RowsByWindow, schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.Table]:
-    """All rows, each portion with all of its windows: about `max_bytes` of stored ones and of new ones, unless a window has more."""
+    """Yield all rows in portions of whole windows: about `max_bytes` of stored and of new rows each, unless one window has more."""
     waiting = [schema.empty_table()]
     size = done = 0
     for batch in (batch for table in stored for batch in in_batches(table, max_bytes)):
@@ -303,8 +312,8 @@ def portions(
     yield from _cut(pa.concat_tables(waiting), new.slice(done, len(new)), schema, max_bytes)
 
 
-def _cut(stored: pa.Table, new: NewRows, schema: pa.Schema, max_bytes: int) -> Iterator[pa.Table]:
-    """Stored rows that fit, and any number of new ones."""
+def _cut(stored: pa.Table, new: RowsByWindow, schema: pa.Schema, max_bytes: int) -> Iterator[pa.Table]:
+    """Cut stored rows that fit into memory, together with any number of new ones, into portions of whole windows."""
     start = begin = 0
     places, of_stored = new.addresses, _addresses(stored)
     for _, enough in cut(new.sizes, max_bytes):
@@ -327,53 +336,48 @@ def _addresses(rows: pa.Table) -> SortedBatch:
 
 STAMP = "__penstock_ends"
 FEW_KEYS = 64
-"""Late rows of so many keys are looked up key by key; for more, all rows of the window are read."""
+"""Late rows of up to this many keys are looked up key by key; for more keys, all rows of the window are read."""
 
 
 @dataclass(frozen=True)
 class WindowRowsSpec(WindowCodeSpec):
-    """What `window(...).process(...)` was asked for."""
+    """Own code over tumbling or sliding windows, as `window(...).process(...)` declares it."""
 
     key: pa.Schema
     windows: TimeWindows
     lateness_us: int
     columns: pa.Schema
-    """Those of the stream."""
+    """The columns of the stream."""
     time: TimeColumn
     order_by: tuple[Order, ...]
     code: WindowCode
 
     @property
-    def kept(self) -> pa.Schema:
-        """The columns of a row beside its key."""
-        return pa.schema([field for field in self.columns if field.name not in self.key.names])
-
-    @property
     def table(self) -> TableLayout:
-        """The rows of windows. What kind these are is in the name, so that a checkpoint with windows of another kind is refused by name."""
+        """The rows of windows. The name of the table says which windows, so that a checkpoint with other windows is refused."""
         lifetime = Lifetime(tuple(self.kept.names), STAMP, self.lateness_us, Measure.WATERMARK)
         identity = pa.schema([*self.key, (LAST, pa.int64()), (PLACE, pa.int64())])
         value = with_stamps(self.kept, (lifetime,))
         return TableLayout(f"rows of {self.windows}", identity, value, by_time=True, lifetimes=(lifetime,))
 
+    @override
     def layout(self) -> StateLayout:
-        """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.table,))
 
     @classmethod
+    @override
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The rows of each window that is kept."""
         if not {LAST, PLACE} <= set(table.names):
             return None
         return TableView("rows", "rows of windows", shown_bounds(table.name), table.value)
 
     @property
+    @override
     def allowed_lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
         return self.lateness_us
 
     def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
-        """Call the user's code for the windows that are over."""
+        """Call the user's code for the windows that have closed."""
         return _Run(self, state, clock, context).run(rows)
 
 
@@ -403,14 +407,14 @@ class _Run:
     def _table_columns(self) -> pa.Schema:
         return pa.schema([(SORT_KEY, pa.int64()), *self.spec.table.identity, *self.spec.kept])
 
-    def _by_window(self, rows: pa.Table, at: Numbers, times: Numbers) -> NewRows:
-        """The rows of the batch, once for each window that they are in and that is awaited."""
+    def _by_window(self, rows: pa.Table, at: Numbers, times: Numbers) -> RowsByWindow:
+        """The rows of the batch, once for each of their windows that still accepts rows."""
         pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
         of, lasts = self.spec.windows.windows_of(pane)
         open_ = lasts > self.clock.closed_until_us(self.spec.lateness_us)
         at, lasts = at[of[open_]], lasts[open_]
         rows = widened(rows).combine_chunks()
-        return NewRows.in_order(
+        return RowsByWindow.in_order(
             rows, at, lasts, arrival_numbers(self.state.generation, at), table_row_bytes(rows)
         )
 
@@ -423,8 +427,8 @@ class _Run:
     def _read(self, part: pa.RecordBatch) -> pa.Table:
         return pa.Table.from_batches([part]).select(self._table_columns.names).cast(self._table_columns)
 
-    def _updated(self, new: NewRows) -> Iterator[pa.Table]:
-        """Stored rows of windows that were over before, and have late rows now."""
+    def _updated(self, new: RowsByWindow) -> Iterator[pa.Table]:
+        """Stored rows of windows that had closed before this batch, and have late rows in it."""
         if not len(new):
             return
         table, schema = self.state.table(self.spec.table.name), self._table_columns
@@ -473,7 +477,7 @@ class _Run:
         first = min(first, int(new[new > watermark].min(initial=FAR_AWAY_US)))
         return None if first >= FAR_AWAY_US else first
 
-    def _write(self, rows: NewRows) -> None:
+    def _write(self, rows: RowsByWindow) -> None:
         for part in rows.batches(self._table_columns, PART_BYTES):
             lasts = part.column(LAST).to_numpy()
             named = part.select(self.spec.table.identity.names)

@@ -2,9 +2,9 @@
 
     rows of a batch --(Spark, JVM)--> partials by key and stretch of a gap's length --join with the sessions of the key--> sessions
 
-Rows within less than a gap are always in one session, so Spark reduces them first. Sessions lie in a table by key, in the order of their
-starts. A second table, by time, says when sessions end: what the watermark passes is a stretch of it. A session that goes on gets a new row
-there; the old one says of it what is no longer true, is passed over when its time comes, and is gone then.
+Rows that are less than a gap apart are always in one session, so Spark aggregates them first. Sessions lie in a table by key, in the order
+of their starts. A second table, by time, has the ends of sessions: those that the watermark passes in a batch are one range of it. A
+session that becomes longer gets a new row in that table. Its old row is outdated, and is skipped when its time comes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
-from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
-from penstock.operators.aggregate.merge import finish, merged_groups
-from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.aggregate.columns import Kind, state_schema
+from penstock.operators.aggregate.merge import merged_groups
 from penstock.operators.bad_records import ROW, ROWS
-from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.base import Task, TaskContext
+from penstock.operators.columns import one_batch
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
-from penstock.operators.inputs import TaskRows, shown_key
+from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.python_values import as_moments
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
+from penstock.operators.window.aggregates import TimeAggregateSpec, TimeAggregateTask
 from penstock.operators.window.kinds import (
     ABSURD,
     KEYS_AT_ONCE,
@@ -37,10 +38,8 @@ from penstock.operators.window.kinds import (
     WINDOW_START,
     Numbers,
     SessionWindows,
-    WindowTask,
     in_key_order,
     joined_stretches,
-    one_batch,
     refused,
     rows_in,
 )
@@ -51,37 +50,24 @@ from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import in_batches
 
 FIRST_ROW, LAST_ROW = "__penstock_first_row", "__penstock_last_row"
-"""In what Spark gives: the times of the first and last row."""
+"""Columns that Spark computes: the times of the first and the last row of a group."""
 START = "__penstock_start"
 ENDS = "ends of sessions"
 _POSITION = "__penstock_position"
 LIMITS = PieceLimits(bytes=256 << 20)
 SET_LIMITS = PieceLimits(bytes=256 << 20, rows=4096)
-"""With sets of values a session is much larger than the rows that it gets."""
+"""Sets of distinct values make a session much larger than the rows that it gets in a batch."""
 
 
 @dataclass(frozen=True)
-class SessionSpec(Spec):
-    """What `window(session(...)).aggregate(...)` was asked for."""
+class SessionSpec(TimeAggregateSpec):
+    """Aggregates over sessions, as `window(session(...)).aggregate(...)` declares them."""
 
-    key: pa.Schema
     windows: SessionWindows
-    lateness_us: int
-    specs: tuple[AggregateColumn, ...]
-    time: pa.DataType
-    """That of `window_start` and `window_end`."""
-    row_time: TimeColumn | None = None
-    """The column by which Spark has put rows into stretches of a gap's length."""
-
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the results."""
-        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
-        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
 
     @property
     def sessions(self) -> TableLayout:
-        """The sessions of each key. Their last moment is their stamp."""
+        """The sessions of each key. Their last moment is also their stamp."""
         partials = state_schema(self.specs)
         lifetime = Lifetime(tuple(partials.names), LAST, self.lateness_us, Measure.WATERMARK)
         identity = pa.schema([*self.key, pa.field(START, pa.int64())])
@@ -91,19 +77,19 @@ class SessionSpec(Spec):
 
     @property
     def ends(self) -> TableLayout:
-        """When sessions end, and where they begin."""
+        """The ends of sessions by time, each with the start of its session."""
         lifetime = Lifetime((START,), f"{LAST}_of_all", 0, Measure.WATERMARK)
         identity = pa.schema([*self.key, pa.field(LAST, pa.int64())])
         value = with_stamps(pa.schema([(START, pa.int64())]), (lifetime,))
         return TableLayout(ENDS, identity, value, by_time=True, lifetimes=(lifetime,))
 
+    @override
     def layout(self) -> StateLayout:
-        """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.sessions, self.ends))
 
     @classmethod
+    @override
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The sessions of each key."""
         if table.name == ENDS:
             return TableView(table.name, "")
         if START not in table.names:
@@ -111,36 +97,19 @@ class SessionSpec(Spec):
         bounds = (TimestampColumn(WINDOW_START, START), TimestampColumn(WINDOW_END, LAST, 1))
         return TableView("windows", "windows", bounds, table.value)
 
+    @override
     def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
         return SessionAggregateTask(context, self)
-
-    def results(self, sessions: Sessions) -> pa.Table:
-        """The results of sessions."""
-        times = [as_moments(numbers, self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
-        keys = sessions.keys.columns[: len(shown_key(self.key))]
-        columns = [*keys, *times, *finish(self.specs, sessions.partials).columns]
-        return pa.Table.from_arrays(columns, schema=self.output)
 
 
 @dataclass
-class SessionAggregateTask(WindowTask, ReducedTask):
-    """Which rows are late is known only beside the state. Rows that may be late come as they are, where late rows are read."""
+class SessionAggregateTask(TimeAggregateTask):
+    """Only the state tells which rows are late. Where late rows are read, Spark hands over those that may be late as they are."""
 
     spec: SessionSpec
 
-    @property
-    def lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
-        return self.spec.lateness_us
-
-    @property
-    def row_time(self) -> TimeColumn | None:
-        """The time of the rows behind each stretch."""
-        return self.spec.row_time
-
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """The results of sessions that close, or that have late rows."""
+        """The results of sessions that close, and of closed ones that have got late rows."""
         clock = self.clock
         absurd = rows.own.column(PANE).to_numpy() == ABSURD
         if absurd.any() and clock.refuses_absurd:
@@ -170,7 +139,7 @@ class SessionAggregateTask(WindowTask, ReducedTask):
 
 @dataclass(frozen=True)
 class Sessions:
-    """Sessions of any keys."""
+    """Sessions of any keys, each with its own key."""
 
     sort_keys: Numbers
     keys: pa.RecordBatch
@@ -179,12 +148,12 @@ class Sessions:
     partials: pa.RecordBatch
 
     def take(self, at: Numbers) -> Sessions:
-        """Some of them."""
+        """Select the sessions at these positions."""
         keys, partials = (some.take(pa.array(at)) for some in (self.keys, self.partials))
         return Sessions(self.sort_keys[at], keys, self.starts[at], self.lasts[at], partials)
 
     def by_key(self) -> tuple[KeyBatch, Numbers]:
-        """Their keys, each once, and for each session the position of its key."""
+        """The distinct keys of the sessions, and for each session the position of its key."""
         order, bounds = equal_rows([self.sort_keys], self.keys.columns)
         first = order[bounds[:-1]]
         of = np.empty(len(order), dtype=np.int64)
@@ -194,7 +163,7 @@ class Sessions:
 
 @dataclass(frozen=True)
 class _Sessions:
-    """Sessions of keys of a piece, in the order of key and start."""
+    """Sessions of the keys of a piece, in the order of key and start."""
 
     key_index: Numbers
     starts: Numbers
@@ -209,7 +178,7 @@ class _Sessions:
 
 @dataclass(frozen=True)
 class Growth:
-    """Sessions of some keys that have got rows, those that were there before, and for each of these the position of what it became."""
+    """Sessions that got rows, the sessions before them, and for each of these the position of the session that it became part of."""
 
     now: Sessions
     was: Sessions
@@ -217,7 +186,7 @@ class Growth:
 
 
 class SessionRun:
-    """One subtask in one batch. Rows first (`take_in`), then time (`close`). `grown` is told which sessions have got rows."""
+    """The work of one subtask in one batch: first rows (`take_in`), then time (`close`). `grown` is called with sessions that got rows."""
 
     def __init__(
         self,
@@ -231,10 +200,10 @@ class SessionRun:
         self._waits_for = FAR_AWAY_US
         self._touched: list[KeyBatch] = []
         self.closed: list[Sessions] = []
-        """Those that the watermark passes, or had passed before late rows came."""
+        """Sessions that the watermark passes in this batch, and closed ones that got late rows."""
 
     def take_in(self, rows: pa.Table) -> Flags:
-        """Take in the partial aggregates of the batch: sort key, key columns, `FIRST_ROW`, `LAST_ROW`, partials.
+        """Merge the partial aggregates of the batch: sort key, key columns, `FIRST_ROW`, `LAST_ROW`, partials.
 
         Returns which of them come too late.
         """
@@ -249,18 +218,22 @@ class SessionRun:
         return late
 
     def close(self) -> None:
-        """Find what the watermark passes."""
+        """Close the sessions that the watermark passes in this batch."""
         for due in self._ends.until(self._clock.watermark_us, after=self._clock.before_us):
             self._close_untouched(due)
 
     @property
     def results(self) -> list[pa.RecordBatch]:
-        """The aggregates of what has closed."""
-        return [batch for sessions in self.closed for batch in in_batches(self._spec.results(sessions))]
+        """The results of closed sessions."""
+        tables = (
+            self._spec.results(some.keys.columns, some.starts, some.lasts, some.partials)
+            for some in self.closed
+        )
+        return [batch for table in tables for batch in in_batches(table)]
 
     @property
     def waits_for(self) -> int | None:
-        """The last moment of the first session that is still open, after `run`; None if there is none. It may be one that goes on."""
+        """The end of the first open session, after `close`; None if there is none. That session may have become longer since."""
         stored = next(self._ends.until(FAR_AWAY_US, after=self._clock.watermark_us), None)
         first = FAR_AWAY_US if stored is None else int(stored.column(LAST)[0].as_py())
         found = min(first, self._waits_for)
@@ -269,7 +242,7 @@ class SessionRun:
     # ── rows ───────────────────────────────────────────────────────────────────────────────────
 
     def _take_in(self, piece: Grouped) -> Flags:
-        """Join the rows of some keys with their sessions; returns which rows come too late."""
+        """Merge the rows of some keys into their sessions; returns which rows come too late."""
         new, old = self._given(piece), self._stored(piece.keys)
         key_index = np.concatenate([new.key_index, old.key_index])
         lasts = np.concatenate([new.lasts, old.lasts])
@@ -302,7 +275,7 @@ class SessionRun:
         return _Sessions(key_index, rows.column(START).to_numpy(), rows.column(LAST).to_numpy(), partials)
 
     def _update(self, keys: KeyBatch, new: _Sessions, old: _Sessions, joined: _Joined) -> None:
-        """Write the sessions that have changed, and give those that are over."""
+        """Write the sessions that have changed, and collect those that have closed."""
         kept = joined.changed[joined.session_of]
         order, session_of = joined.order[kept], joined.session_of[kept]
         if not len(order):
@@ -324,7 +297,7 @@ class SessionRun:
         self._write(keys, now, was)
 
     def _write(self, keys: KeyBatch, now: _Sessions, was: _Sessions) -> None:
-        """What has expired before the next batch need not be written, and not be forgotten either."""
+        """Write changed sessions, except those that expire before the next batch: these need no write and no deletion."""
         over = self._clock.watermark_us - self._spec.lateness_us
         now, was = (some.take(np.flatnonzero(some.lasts > over)) for some in (now, was))
         gone = was.take(np.flatnonzero(~rows_in(self._named(keys, was), [self._named(keys, now)])))
@@ -353,7 +326,7 @@ class SessionRun:
     # ── results ────────────────────────────────────────────────────────────────────────────────
 
     def _close_untouched(self, due: pa.RecordBatch) -> None:
-        """Close the sessions that have these ends and no rows in this batch. Some of the ends are of sessions that went on."""
+        """Close the sessions with these ends that have no rows in this batch. Some ends are outdated: their sessions became longer."""
         names = [*self._spec.key.names, START]
         columns = pa.RecordBatch.from_arrays(
             [due.column(name) for name in names], schema=self._spec.sessions.identity
@@ -375,7 +348,7 @@ class SessionRun:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Rows and sessions in their order, the session that each becomes a part of, and of that the last moment and whether it counts."""
+    """The order of rows and old sessions, the new session of each, its last moment, and whether it has changed."""
 
     order: Numbers
     session_of: Numbers

@@ -1,12 +1,11 @@
-"""Own code over session windows: rows are kept until their session is over, and no late row can come any more. Executors.
+"""Own code over session windows: rows are stored until their session has closed and no late row can come any more. Executors.
 
-The sessions themselves are kept as for aggregates. Rows lie in a table by key, in the order of their times, so that a session that grows or
-is joined with another moves none of them: its rows are those of its stretch of time.
+The sessions themselves are stored as for aggregates. Rows lie in a table by key, in the order of their times. The rows of a session are
+those in its range of time, so a session that grows, or merges with another, moves no row.
 
-How long a row is kept is known only when its session is over. So its stamp looks ahead (`kept_until`): it reaches at least to the end of
-the session, and is written anew when the session has become twice as long. A row is written a few times, however long its session
-becomes, and is gone at the latest when as much time has passed again. Meanwhile it is a row of no session, and must not become one of
-another.
+How long a row must be stored is known only when its session has closed. So its stamp looks ahead (`kept_until`): it reaches at least to the
+end of the session, and is rewritten when the session has doubled in length. A row is written a few times, however long its session becomes,
+and is stored at most twice as long as needed. After its session has closed it belongs to no session, and must not become part of another.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
+from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock, Ranges, TimeColumn, Timed, in_range
 from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, order_keys
@@ -32,7 +33,6 @@ from penstock.operators.window.kinds import (
     RowTimes,
     SessionWindows,
     arrival_numbers,
-    one_batch,
     rows_in,
 )
 from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
@@ -56,57 +56,52 @@ _ROWS = AggregateColumn("rows", Kind.COUNT, (Partial("__penstock_rows", Kind.COU
 
 @dataclass(frozen=True)
 class SessionRowsSpec(WindowCodeSpec):
-    """What `window(session(...)).process(...)` was asked for."""
+    """Own code over sessions, as `window(session(...)).process(...)` declares it."""
 
     key: pa.Schema
     windows: SessionWindows
     lateness_us: int
     columns: pa.Schema
-    """Those of the stream."""
+    """The columns of the stream."""
     time: TimeColumn
     order_by: tuple[Order, ...]
     code: WindowCode
 
     @property
     def sessions(self) -> SessionSpec:
-        """The sessions, of which only the number of rows is kept."""
+        """The sessions, with their number of rows as the only aggregate."""
         return SessionSpec(self.key, self.windows, self.lateness_us, (_ROWS,), pa.timestamp("us"))
 
     @property
-    def kept(self) -> pa.Schema:
-        """The columns of a row beside its key."""
-        return pa.schema([field for field in self.columns if field.name not in self.key.names])
-
-    @property
     def table(self) -> TableLayout:
-        """The rows."""
+        """The rows of sessions, by key and time."""
         identity = pa.schema([*self.key, (TIME, pa.int64()), (PLACE, pa.int64())])
         lifetime = Lifetime(tuple(self.kept.names), f"{LAST}_of_rows", self.lateness_us, Measure.WATERMARK)
         value = with_stamps(self.kept, (lifetime,))
         return TableLayout("rows of sessions", identity, value, lifetimes=(lifetime,))
 
+    @override
     def layout(self) -> StateLayout:
-        """What is kept."""
         sessions = self.sessions
         return StateLayout(self.key, pa.schema([]), (sessions.sessions, sessions.ends, self.table))
 
     @classmethod
+    @override
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The rows of sessions that are kept."""
         return TableView("rows", "rows", (), table.value) if table.names == [TIME, PLACE] else None
 
     @classmethod
+    @override
     def shown_as(cls, column: str) -> str | None:
-        """How many rows a session has."""
         return "rows" if column == _ROWS.partials[0].name else None
 
     @property
+    @override
     def allowed_lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
         return self.lateness_us
 
     def run(self, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context) -> RowsRun:
-        """Call the user's code for the sessions that are over."""
+        """Call the user's code for the sessions that have closed."""
         times = RowTimes.of(rows, self.time, clock, operator=context.operator)
         at = np.flatnonzero(times.sensible)
         timed = _with_times(
@@ -129,7 +124,7 @@ class SessionRowsSpec(WindowCodeSpec):
 
 
 def kept_until(starts: Numbers, lasts: Numbers, gap_us: int) -> Numbers:
-    """Until when the rows of a session are kept: until it would be a gap long, or two, four, eight; the first of these that it fits in."""
+    """Until when the rows of a session are stored: its length, rounded up to a gap times a power of two, after its start."""
     lengths, kept = lasts - starts + 1, np.full(len(starts), gap_us, dtype=np.int64)
     while (short := kept < lengths).any():
         kept[short] *= 2
@@ -143,7 +138,7 @@ def _with_times(spec: SessionRowsSpec, rows: pa.Table, times: Numbers, place: Nu
 
 
 def _as_stretches(spec: SessionRowsSpec, rows: pa.Table) -> pa.Table:
-    """Each row as if it were alone."""
+    """Each row as a session of its own."""
     given = rows.select([SORT_KEY, *spec.key.names])
     for name in (FIRST_ROW, LAST_ROW):
         given = given.append_column(name, rows.column(TIME))
@@ -151,7 +146,7 @@ def _as_stretches(spec: SessionRowsSpec, rows: pa.Table) -> pa.Table:
 
 
 class _Rows:
-    """The rows of keys: those that are stored, and those of this batch that are not too late."""
+    """The stored rows of keys, and the rows of this batch that are not late."""
 
     def __init__(self, spec: SessionRowsSpec, state: OpenState, new: pa.Table) -> None:
         self._spec, self._new = spec, new
@@ -160,9 +155,9 @@ class _Rows:
         self._left_out: list[KeyBatch] = []
 
     def leave_out(self, growth: Growth, before_us: int) -> None:
-        """Forget stored rows of sessions that are over where another session has come to lie over them.
+        """Leave out stored rows of closed sessions where another session now covers their time.
 
-        That takes a row which would be the last of a session that the watermark has passed already, as the rows of that one are.
+        This takes a row that, alone, would be a session which the watermark has passed already.
         """
         asked, found = self._new_rows(growth.now)
         old = self._new.column(TIME).to_numpy()[found] + (self._spec.windows.gap_us - 1) <= before_us
@@ -204,7 +199,7 @@ class _Rows:
         return in_range(Timed(index, times), of, sessions.starts, last_rows)
 
     def _of_keys(self, keys: KeyBatch, *, with_new: bool = True) -> tuple[pa.Table, Numbers]:
-        """The rows of some keys in the order of key and time, and the position of the key of each."""
+        """The rows of some keys, in the order of key and time, and the position of each row's key."""
         every = np.arange(len(keys))
         found = list(
             stored_rows(self._table, keys, every, keys_at_once=KEYS_AT_ONCE, max_bytes=PORTION_BYTES)
@@ -224,7 +219,7 @@ class _Rows:
         return rows, numbers
 
     def write(self, growth: Growth, *, over_us: int) -> None:
-        """Keep the rows of this batch, unless no row can come any more for their sessions, and those that must be kept longer than said."""
+        """Write the rows of this batch whose sessions still accept rows, and rewrite stored ones that must live longer than planned."""
         until = kept_until(growth.now.starts, growth.now.lasts, self._spec.windows.gap_us)
         stays = growth.now.lasts > over_us
         asked, found = self._new_rows(growth.now)
@@ -240,7 +235,7 @@ class _Rows:
             self._write(named, rows, until[growth.into[short]][of])
 
     def forget(self) -> None:
-        """Forget what was left out."""
+        """Delete the rows that were left out."""
         for gone in self._left_out:
             nothing = [pa.nulls(len(gone), field.type) for field in self._spec.table.value]
             values = pa.RecordBatch.from_arrays(nothing, schema=self._spec.table.value)
@@ -251,7 +246,7 @@ class _Rows:
         self._table.write(named, pa.RecordBatch.from_arrays(kept, schema=self._spec.table.value))
 
     def _new_rows(self, sessions: Sessions) -> tuple[Numbers, Numbers]:
-        """For each row of this batch that is in one of these sessions the position of the session, and its own."""
+        """For each row of this batch in one of these sessions: the position of the session, and of the row."""
         keys, of = sessions.by_key()
         at, key = positions_of(self._new, keys, self._spec.key.names)
         order = np.lexsort((self._new.column(TIME).to_numpy()[at], key))
@@ -260,7 +255,7 @@ class _Rows:
         return asked, at[found]
 
     def _stored_rows(self, sessions: Sessions) -> tuple[KeyBatch, pa.Table, Numbers]:
-        """What identifies the stored rows of some sessions, the rows, and the position of the session of each."""
+        """The identities of the stored rows of some sessions, the rows, and the position of each row's session."""
         keys, of = sessions.by_key()
         rows, index = self._of_keys(keys, with_new=False)
         asked, found = _pairs(self._ranges(rows, index, sessions, of))
@@ -275,14 +270,14 @@ class _Rows:
 
 
 def _pairs(ranges: Ranges) -> tuple[Numbers, Numbers]:
-    """Who asked and what was found."""
+    """For each pair of a range and a row in it, the positions of both."""
     asked = np.repeat(np.arange(len(ranges.counts)), ranges.counts)
     begins = np.cumsum(ranges.counts) - ranges.counts
     return asked, ranges.start[asked] + np.arange(len(asked)) - begins[asked]
 
 
 def positions_of(rows: pa.Table, keys: KeyBatch, names: Sequence[str]) -> tuple[Numbers, Numbers]:
-    """The rows that have one of these keys: their positions, and those of their keys."""
+    """The positions of the rows that have one of these keys, and the positions of their keys."""
     numbers = rows.column(SORT_KEY).to_numpy()
     order = np.argsort(numbers, kind="stable")
     asked = KeyBatch(numbers[order], one_batch(rows.select(list(names)).take(pa.array(order))))

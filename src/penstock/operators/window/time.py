@@ -2,8 +2,8 @@
 
     rows of a batch --(Spark, JVM)--> partials by key and pane --> by key and window --merge with state--> windows --those due--> results
 
-Windows lie in a table by time, in the order of their last moments. What the watermark passes in this batch is a stretch of it. It is read
-and given, and is simply gone when the time has passed for which late rows are awaited: nothing is written to forget it.
+Windows lie in a table by time, in the order of their last moments. The windows that the watermark passes in a batch are one range of it.
+They expire with the allowed lateness, so nothing is deleted.
 
 Results of windows that are still open: of those that have changed, not more often than so by the clock. Executors.
 
@@ -18,33 +18,37 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
-from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
+from penstock.operators.aggregate.columns import state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
-from penstock.operators.aggregate.merge import finish, merge, merged_groups
-from penstock.operators.aggregate.operator import ReducedTask, shown_values
+from penstock.operators.aggregate.merge import merge, merged_groups
+from penstock.operators.aggregate.operator import shown_values
 from penstock.operators.bad_records import ROWS
-from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.columns import as_batch, widened
-from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.base import Task, TaskContext
+from penstock.operators.columns import as_batch, one_batch, widened
+from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import equal_rows
-from penstock.operators.inputs import TaskRows, shown_key
+from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.python_values import as_moments
-from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.distinct_values import WindowValues, window_values, with_no_counts
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
+from penstock.operators.window.aggregates import (
+    TimeAggregateSpec,
+    TimeAggregateTask,
+    WindowValues,
+    window_values,
+    with_no_counts,
+)
 from penstock.operators.window.kinds import (
     LAST,
     PANE,
     PLACE,
-    WINDOW_END,
     WINDOW_START,
     Numbers,
     TimeWindows,
-    WindowTask,
-    one_batch,
     rows_in,
     shown_bounds,
+    size_of_tumbling,
     without_late_rows,
 )
 from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
@@ -54,15 +58,15 @@ from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import cut, in_batches, row_bytes
 
 AWAITED = "__penstock_awaited"
-"""Beside the aggregates of a window: when its next early result is due, by the clock. What is past means nothing."""
+"""A column beside the aggregates of a window: when its next early result is due, by the clock. A time in the past means nothing."""
 _DUE = "__penstock_due"
 EARLY = "early results"
-"""The name of the table."""
+"""The table of early results that are due."""
 _STAMP = "__penstock_due_at"
 
 
 def early_table(identity: pa.Schema) -> TableLayout:
-    """Which windows, by what tells them apart, are to give an early result when."""
+    """The table of windows that will give an early result, by the time at which it is due."""
     lifetime = Lifetime((), _STAMP, 0, Measure.FIRED)
     return TableLayout(
         EARLY,
@@ -74,7 +78,7 @@ def early_table(identity: pa.Schema) -> TableLayout:
 
 
 class EarlyResults:
-    """One subtask in one batch."""
+    """The early results of one subtask in one batch."""
 
     def __init__(self, identity: pa.Schema, every_us: int, state: OpenState, clock: OperatorClock) -> None:
         self._identity, self._every_us, self._clock = identity, every_us, clock
@@ -83,9 +87,9 @@ class EarlyResults:
         self._waits_for = FAR_AWAY_US
 
     def changed(self, windows: KeyBatch, awaited: Numbers, open_: Flags) -> tuple[Numbers, Flags]:
-        """Windows that have rows in this batch: when their next results are due now, and which give one in this batch.
+        """For windows that have rows in this batch: when their next early results are due now, and which give one in this batch.
 
-        `awaited` says when they were due so far, 0 for windows that are new.
+        `awaited` has the times at which they were due so far, 0 for new windows.
         """
         due = open_ & (awaited > self._clock.fired_us) & (awaited <= self._clock.now_us)
         begins = open_ & ~due & (awaited <= self._clock.now_us)
@@ -104,14 +108,14 @@ class EarlyResults:
         self._waits_for = min(self._waits_for, int(due.min()))
 
     def due(self) -> Iterator[tuple[KeyBatch, Numbers]]:
-        """Windows for which an early result was to be given up to now, in no order, and when. They may have closed, or be others now."""
+        """Windows whose early result is due by now, unordered, and the times at which it was due. A window may have closed since."""
         for rows in self._table.until(self._clock.now_us, after=self._clock.fired_us):
             identity = rows.select(self._identity.names)
             yield KeyBatch(rows.column(SORT_KEY).to_numpy(), identity), rows.column(_DUE).to_numpy()
 
     @property
     def waits_for(self) -> int | None:
-        """When the next early result is due, after this batch."""
+        """When the next early result is due after this batch; None if there is none."""
         stored = next(self._table.until(FAR_AWAY_US, after=self._clock.now_us), None)
         first = FAR_AWAY_US if stored is None else int(stored.column(_DUE)[0].as_py())
         found = min(first, self._waits_for)
@@ -123,34 +127,21 @@ PIECE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class WindowSpec(Spec):
-    """What `window(...).aggregate(...)` was asked for."""
+class WindowSpec(TimeAggregateSpec):
+    """Aggregates over tumbling or sliding windows, as `window(...).aggregate(...)` declares them."""
 
-    key: pa.Schema
     windows: TimeWindows
-    lateness_us: int
-    specs: tuple[AggregateColumn, ...]
-    time: pa.DataType
-    """That of `window_start` and `window_end`."""
     early_us: int | None = None
-    """So long after a window has changed an early result of it is due; None for none."""
-    row_time: TimeColumn | None = None
-    """The column by which Spark has put rows into panes."""
-
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the results."""
-        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
-        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
+    """How long after a change of a window its early result is due; None for no early results."""
 
     @property
     def taken(self) -> pa.Schema:
-        """Of what Spark gives the columns that are stored."""
+        """The columns computed by Spark that are stored."""
         return pa.schema([*self.key, *state_schema(self.specs)])
 
     @property
     def table(self) -> TableLayout:
-        """The windows. What kind they are is in the name, so that a checkpoint with windows of another kind is refused by name."""
+        """The windows. The name of the table says which windows, so that a checkpoint with other windows is refused."""
         awaited = [] if self.early_us is None else [pa.field(AWAITED, pa.int64())]
         partials = pa.schema([*state_schema(self.specs), *awaited])
         lifetime = Lifetime(tuple(partials.names), STAMP, self.lateness_us, Measure.WATERMARK)
@@ -163,16 +154,16 @@ class WindowSpec(Spec):
             lifetimes=(lifetime,),
         )
 
+    @override
     def layout(self) -> StateLayout:
-        """What is kept."""
         table = self.table
         early = () if self.early_us is None else (early_table(table.identity),)
         values = (window_values(one, self.key, self.lateness_us) for one in counting_distinct(self.specs))
         return StateLayout(self.key, pa.schema([]), (table, *early, *values))
 
     @classmethod
+    @override
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The windows of each key, and the distinct values that each has had."""
         if table.name == EARLY:
             return TableView(table.name, "")
         if LAST not in table.names or PLACE in table.names:
@@ -182,40 +173,31 @@ class WindowSpec(Spec):
         return shown_values(table, values, bounds[1]) or TableView("windows", "windows", bounds, table.value)
 
     @classmethod
+    @override
     def shown_as(cls, column: str) -> str | None:
-        """When an early result is due says nothing to a user."""
         return "" if column == AWAITED else None
 
-    def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
-        return WindowAggregateTask(context, self)
+    @classmethod
+    @override
+    def placed_by(cls, layout: StateLayout) -> TimestampColumn | None:
+        """A tumbling window is a key of its own: with the key, its start decides."""
+        sizes = (size_of_tumbling(table.name) for table in layout.tables if table.by_time)
+        size_us = next((size_us for size_us in sizes if size_us is not None), None)
+        return None if size_us is None else TimestampColumn(WINDOW_START, LAST, 1 - size_us)
 
-    def results(self, keys: Sequence[pa.Array], lasts: Numbers, partials: pa.RecordBatch) -> pa.Table:
-        """The results of windows."""
-        times = [as_moments(number, self.time) for number in (self.windows.starts(lasts), lasts + 1)]
-        shown = keys[: len(shown_key(self.key))]
-        columns = [*shown, *times, *finish(self.specs, partials).columns]
-        return pa.Table.from_arrays(columns, schema=self.output)
+    @override
+    def task(self, context: TaskContext) -> Task:
+        return WindowAggregateTask(context, self)
 
 
 @dataclass
-class WindowAggregateTask(WindowTask, ReducedTask):
-    """Late rows are only counted here: Spark itself gives those that are read."""
+class WindowAggregateTask(TimeAggregateTask):
+    """Counts late rows. Where late rows are read, Spark itself finds them."""
 
     spec: WindowSpec
 
-    @property
-    def lateness_us(self) -> int | None:
-        """The lateness that the user has allowed."""
-        return self.spec.lateness_us
-
-    @property
-    def row_time(self) -> TimeColumn | None:
-        """The time of the rows behind each pane."""
-        return self.spec.row_time
-
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """The results of windows that close, that have late rows, or of which an early result is due."""
+        """The results of windows that close, that got late rows after closing, or whose early result is due."""
         clock = self.clock
         own, number = without_late_rows(rows.own, PANE, ROWS, clock, self.context.uid)
         run = WindowRun(self.spec, state, clock)
@@ -226,7 +208,7 @@ class WindowAggregateTask(WindowTask, ReducedTask):
 
 
 class WindowRun:
-    """One subtask in one batch. Rows first, then time."""
+    """The work of one subtask in one batch: first rows, then time."""
 
     def __init__(self, spec: WindowSpec, state: OpenState, clock: OperatorClock) -> None:
         self._spec = spec
@@ -235,15 +217,15 @@ class WindowRun:
         self._clock = clock
         self._waits_for = FAR_AWAY_US
         self.late: Flags = np.zeros(0, dtype=np.bool_)
-        """After `run`: which of the rows came too late after all, as all their windows were over in the state."""
+        """After `run`: which rows came too late, because all their windows had closed in the state."""
         self._early = (
             None if spec.early_us is None else EarlyResults(spec.table.identity, spec.early_us, state, clock)
         )
 
     def run(self, rows: pa.Table) -> list[pa.RecordBatch]:
-        """Take in the partial aggregates of the batch (sort key, key columns, `PANE`, partials; none that is late), and close what is due.
+        """Merge the partial aggregates of the batch (sort key, key columns, `PANE`, partials; no late ones), and close windows.
 
-        Returns the results, in batches: of windows that the watermark passes, and of those it had passed that have late rows.
+        Returns the results, in batches: of windows that the watermark passes, and of closed windows that got late rows.
         """
         results: list[pa.RecordBatch] = []
         self.late = np.zeros(rows.num_rows, dtype=np.bool_)
@@ -269,7 +251,7 @@ class WindowRun:
 
     @property
     def due(self) -> Due:
-        """The last moment of the first window that is still open, after `run`, and when the next early result is to be given."""
+        """After `run`: the end of the first open window, and when the next early result is due."""
         stored = next(self._table.until(FAR_AWAY_US, after=self._clock.watermark_us), None)
         first = FAR_AWAY_US if stored is None else int(stored.column(LAST)[0].as_py())
         found = min(first, self._waits_for)
@@ -279,7 +261,7 @@ class WindowRun:
     # ── rows ───────────────────────────────────────────────────────────────────────────────────
 
     def _by_window(self, rows: pa.Table) -> Iterator[tuple[KeyBatch, pa.RecordBatch]]:
-        """The windows of the rows in the order of the table, each once, with the partial aggregates of the batch."""
+        """The distinct windows of the rows, in the order of the table, with the partial aggregates of the batch."""
         if not rows.num_rows:
             return
         over_us, counted = self._clock.closed_until_us(self._spec.lateness_us), []
@@ -322,7 +304,7 @@ class WindowRun:
         return windows, merged_groups(self._spec.specs, partials, starts)
 
     def _write(self, windows: KeyBatch, merged: pa.RecordBatch, awaited: Numbers | None) -> None:
-        """Those that can still have rows, or are still open, behind this batch."""
+        """Write the windows that are open after this batch, or still accept late rows."""
         lasts = _lasts(windows)
         kept = np.flatnonzero(lasts > self._clock.watermark_us - self._spec.lateness_us)
         if not len(kept):
@@ -339,7 +321,7 @@ class WindowRun:
     # ── results ────────────────────────────────────────────────────────────────────────────────
 
     def _untouched(self, due: pa.RecordBatch, touched: Sequence[KeyBatch]) -> Iterator[pa.RecordBatch]:
-        """Windows that are due and have no rows in this batch."""
+        """The results of windows that close and have no rows in this batch."""
         windows = KeyBatch(
             due.column(SORT_KEY).to_numpy(),
             due.select(self._spec.table.identity.names),
@@ -350,7 +332,7 @@ class WindowRun:
     def _untouched_early(
         self, asked: KeyBatch, when: Numbers, touched: Sequence[KeyBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Windows that are open, have no rows in this batch, and are to give an early result of the batches before."""
+        """The early results of open windows that changed in earlier batches and have no rows in this one."""
         lasts = _lasts(asked)
         order = np.lexsort((asked.sort_keys, lasts))
         windows = KeyBatch(asked.sort_keys[order], asked.columns.take(pa.array(order)), lasts[order])
@@ -365,8 +347,9 @@ class WindowRun:
         at = np.flatnonzero(wanted)
         if len(at):
             some = windows.take(at)
-            keys = some.columns.columns[: len(self._spec.key)]
-            yield from in_batches(self._spec.results(keys, _lasts(some), partials.take(pa.array(at))))
+            keys, lasts = some.columns.columns[: len(self._spec.key)], _lasts(some)
+            starts = self._spec.windows.starts(lasts)
+            yield from in_batches(self._spec.results(keys, starts, lasts, partials.take(pa.array(at))))
 
 
 def _lasts(windows: KeyBatch) -> Numbers:
@@ -375,7 +358,7 @@ def _lasts(windows: KeyBatch) -> Numbers:
 
 
 def _cut(table: pa.Table, at: Numbers, starts: Numbers) -> Iterator[tuple[int, int]]:
-    """Groups of rows, cut so that the rows of a part fit into arrays: mostly all of them."""
+    """Cut groups of rows into parts whose rows fit into arrays. Mostly one part has all of them."""
     each = table.nbytes / max(1, table.num_rows)
     if each * len(at) <= PIECE_BYTES:
         yield 0, len(starts) - 1

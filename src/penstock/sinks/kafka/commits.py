@@ -30,7 +30,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM_CLOCK
 from penstock.decoding import decoded
 from penstock.errors import CommitLostError, UnavailableError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported, kafka_exception
 from penstock.sinks.kafka.messages import Message, staged_messages
 from penstock.sinks.staging import (

@@ -215,7 +215,7 @@ def _aggregates(node: Window, given: OperatorInput) -> CompiledOperator:
         return compiled(given, spec, all_nullable(result), CompiledSession, time=time, partials=parts)
     return compiled(
         given,
-        WindowSpec(key, windows, node.lateness_us, specs, moments, node.early_us, time),
+        WindowSpec(key, windows, node.lateness_us, specs, moments, time, node.early_us),
         all_nullable(result),
         CompiledTimeWindow,
         late=False,

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.errors import ConfigError, CorruptStateError, InternalError
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.state.backends.base import FileRef, StateLayout, Workplace
 from penstock.state.backends.fetch import check_writers, local_file
 from penstock.state.backends.rocksdb_database import (

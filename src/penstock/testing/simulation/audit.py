@@ -15,8 +15,7 @@ from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metada
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
-from penstock.ownership.claim import JOB_FILE, newest_run
-from penstock.ownership.descent import in_line_of_descent, read_descents
+from penstock.ownership.claim import JOB_FILE, in_line_of_descent, newest_run, read_descents
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.recovery.started_batches import last_started
 from penstock.sinks.two_phase_commit import Transaction
@@ -26,9 +25,8 @@ from penstock.testing.simulation.counting import check_kinds, check_timers, scan
 from penstock.testing.simulation.external import Row
 from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.site import Site
-from penstock.testing.simulation.source import Record, fault_of
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
-from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
+from penstock.testing.simulation.workload import MAX_PARALLELISM, Record, SinkKind, fault_of
 
 
 class Audit(CheckpointListener):

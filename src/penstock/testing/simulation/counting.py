@@ -34,7 +34,7 @@ from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.state.subtask_rows import subtask_sort_key
 from penstock.testing.simulation.external import Row
 from penstock.testing.simulation.lifeline import Violation
-from penstock.testing.simulation.source import Fault, Item, Record, fault_of, source_of
+from penstock.testing.simulation.workload import Fault, Item, Record, fault_of, source_of
 
 KEY = pa.schema([("key", pa.string())])
 INPUT = pa.schema([("key", pa.string()), ("records", pa.list_(pa.string())), (SORT_KEY, pa.int64())])

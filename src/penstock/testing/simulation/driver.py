@@ -22,13 +22,11 @@ from penstock.snapshot.uploader import Upload
 from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment
 from penstock.status.observer import Observer
-from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.counting import newest_of
 from penstock.testing.simulation.lifeline import Violation
-from penstock.testing.simulation.machines import Machines, SharedTime, Work, perform
-from penstock.testing.simulation.site import Conditions, Sinks, Site
-from penstock.testing.simulation.source import Record
-from penstock.testing.simulation.spark_query import SimulatedQuery
+from penstock.testing.simulation.site import Conditions, Machines, SharedTime, Sinks, Site, Work, perform
+from penstock.testing.simulation.spark_query import Batch, SimulatedQuery
+from penstock.testing.simulation.workload import Record
 
 _log = logging.getLogger(__name__)
 

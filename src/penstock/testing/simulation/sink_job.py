@@ -19,13 +19,12 @@ from penstock.config import Checkpointing
 from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
+from penstock.testing.simulation.external import WatchedSink
 from penstock.testing.simulation.lifeline import Lifeline, Violation
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
-from penstock.testing.simulation.source import Record, ScriptedSource
 from penstock.testing.simulation.topology import sink_of
-from penstock.testing.simulation.watched_sink import WatchedSink
-from penstock.testing.simulation.workload import Workload
+from penstock.testing.simulation.workload import Record, ScriptedSource, Workload
 
 MOST_RUNS = 5
 OFFSETS_OF_A_PARTITION = 100

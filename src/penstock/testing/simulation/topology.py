@@ -18,8 +18,7 @@ from penstock.testing.simulation.counting import (
     CountingWithTimers,
     first_sight,
 )
-from penstock.testing.simulation.source import Fault, Item, Record, fault_of
-from penstock.testing.simulation.workload import SinkKind
+from penstock.testing.simulation.workload import Fault, Item, Record, SinkKind, fault_of
 
 FIRST = "first"
 OPERATORS = (FIRST, "second", "third")

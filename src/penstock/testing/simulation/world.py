@@ -1,4 +1,9 @@
-"""The world of a simulation: run after run of one job, until its input is done, with everything that goes wrong on the way."""
+"""The world of a simulation: run after run of one job until its input is processed, with all failures on the way.
+
+Between runs a person may intervene (`Intervention`). A `Reader` that does not own the job reads its newest checkpoint, with a hold, while
+the job goes on. It runs the code of real readers, in a process that pauses before every I/O call. Its hold is renewed whenever the job
+moves, as its own thread would renew it. So nothing that it reads may vanish, except for one retry at the start.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +12,142 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.checkpoint.completed import Completed
 from penstock.config import Mode
-from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
-from penstock.ids import NO_CHECKPOINT, CheckpointId
-from penstock.ownership.claim import Claimant
-from penstock.ownership.holds import HOLD_S
+from penstock.errors import CheckpointFailedError, ConfigError, FencedError, PenstockError, UnavailableError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.claim import Claimant, newest_run, read_descents, read_run
+from penstock.ownership.holds import ANY, HOLD_S, put_hold, release_hold
+from penstock.recovery.cleanup import forget_everything
+from penstock.recovery.history import read_history, read_newest
 from penstock.recovery.restore_plan import RestorePlan
+from penstock.storage import Storage
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
-from penstock.testing.simulation.intervention import belongs_to, far_back, forget
-from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation
-from penstock.testing.simulation.reader import Reader
+from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation, WatchedStorage
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
-from penstock.testing.simulation.source import ScriptedSource
-from penstock.testing.simulation.workload import Intervention, Workload
+from penstock.testing.simulation.workload import Intervention, ScriptedSource, Workload
+
+
+class Reader:
+    """One reading, from its hold to the last file."""
+
+    def __init__(self, site: Site, token: str, rng: random.Random) -> None:
+        self._site = site
+        self._token = token
+        self._lifeline = Lifeline(Fate(pauses_before=1))
+        self._storage = WatchedStorage(site.storage, self._lifeline, rng)
+        self._holds = False
+        self._chosen = ANY, 0
+        self._there_was_one = bool(read_history(site.storage, read_descents(site.storage)).whole)
+        self.read: list[CheckpointId] = []
+        """The checkpoints that it has begun to read."""
+        self._process = SimulatedProcess(self._work, self._lifeline)
+        self._process.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has more to do."""
+        return self._process.alive
+
+    def renew(self) -> None:
+        """Its hold is good for as long as it lives."""
+        if self._holds and self.alive:
+            checkpoint, run = self._chosen
+            put_hold(self._site.storage, self._token, self._site.clock.wall(), checkpoint=checkpoint, run=run)
+
+    def go_on(self, calls: int | None) -> None:
+        """Let it make so many more I/O calls (None: all it wants); raises `Violation` if what it held was not kept."""
+        self._process.go_on(calls)
+        failure = self._process.failure
+        if isinstance(failure, ConfigError) and not self._there_was_one:
+            return  # there was no checkpoint to read
+        if failure is not None:
+            raise Violation(
+                f"a reader with a hold has begun with {self.read}, and failed: {type(failure).__name__}: {failure}"
+            ) from failure
+
+    def choose(self) -> None:
+        """Let it come so far that it knows what it reads, and has read nothing."""
+        while self.alive and not self.read:
+            self.go_on(1)
+
+    def die(self) -> None:
+        """End it where it stands: its hold is left to end by itself."""
+        self._process.kill()
+
+    def _work(self) -> None:
+        put_hold(self._storage, self._token, self._site.clock.wall())
+        self._holds = True
+        try:
+            read_newest(self._storage, self._read, self._only)
+        finally:
+            self._holds = False
+        release_hold(self._storage, self._token)
+
+    def _only(self, checkpoint: int, run: int) -> None:
+        self._chosen = checkpoint, run
+        put_hold(self._storage, self._token, self._site.clock.wall(), checkpoint=checkpoint, run=run)
+
+    def _read(self, completed: Completed) -> None:
+        self.read.append(completed.id)
+        for name in sorted(completed.files):
+            self._storage.get(name)
+
+
+CALLS_OF_A_CANCEL = 9
+"""In about: so that a crash falls on all of them, and behind them."""
+
+
+def far_back(site: Site) -> CheckpointId | None:
+    """The oldest checkpoint that a person can choose, when there is a choice."""
+    whole = read_history(site.storage, read_descents(site.storage)).whole
+    return whole[0].id if len(whole) > 1 else None
+
+
+def belongs_to(storage: Storage, claimant: Claimant) -> bool:
+    """Whether the newest run of the job is one of this start."""
+    owner = newest_run(storage)
+    return bool(owner) and read_run(storage, owner).claimant == claimant.token
+
+
+def forget(site: Site, claimant: Claimant, rng: random.Random) -> bool:
+    """The driver that ran last is cancelled and forgets what is kept; it may die in the middle. Whether all is forgotten."""
+    if not belongs_to(site.storage, claimant):
+        _forget_in_vain(site, claimant)
+        return False
+    owner = newest_run(site.storage)
+    dies_after = rng.choice([None, rng.randint(1, CALLS_OF_A_CANCEL)])
+    storage = WatchedStorage(site.storage, Lifeline(Fate(dies_after=dies_after)), rng, flakiness=0.0)
+    try:
+        run = forget_everything(storage, site.clock.wall(), claimant)
+    except SimulatedCrash:
+        run = None
+    if any(descent.run > owner for descent in read_descents(site.storage)):
+        site.source.forget()  # one that died before goes on from its checkpoint, where no source is asked again
+    if run is not None:
+        _nothing_is_kept(site, run)
+    return run is not None
+
+
+def _forget_in_vain(site: Site, claimant: Claimant) -> None:
+    """A zombie that stood still before its first claim has taken the job since: its driver keeps it, with all that there is."""
+    before = site.storage.names()
+    try:
+        forget_everything(site.storage, site.clock.wall(), claimant)
+    except FencedError:
+        if site.storage.names() == before:
+            return
+    raise Violation("a driver that had lost the job was cancelled, and did not leave alone what is kept")
+
+
+def _nothing_is_kept(site: Site, run: RunId) -> None:
+    kept = [name for name in site.storage.names() if name.startswith(("chk-", "state/", "spark/"))]
+    if kept:
+        raise Violation(f"run {run} has forgotten everything, and there are {kept}")
+
 
 MOST_RUNS = 60
 ZOMBIE_MOVES = 0.08

@@ -1,8 +1,10 @@
-"""Exact counts of distinct values in tumbling and sliding windows: each value that a window had is a row of a table. Executors.
+"""Aggregates over windows of time: what tumbling, sliding and session windows share, and exact counts of distinct values. Executors.
+
+In tumbling and sliding windows each distinct value is a row of a table:
 
     rows of a batch --(Spark, JVM)--> distinct values by key and pane --> by key and window --look up--> new ones --> table, and how many
 
-A value lives as long as its window. In sliding windows it is kept once for each window that it is in.
+A value lives as long as its window. A value that is in several sliding windows is stored once for each of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
-from penstock.operators.aggregate.columns import AggregateColumn, Kind, state_schema
+from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
 from penstock.operators.aggregate.distinct import (
     VALUES_BYTES,
     WHOSE,
@@ -21,20 +24,84 @@ from penstock.operators.aggregate.distinct import (
     distinct_table,
     value_names,
 )
+from penstock.operators.aggregate.merge import finish
+from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.base import Spec
 from penstock.operators.columns import rows_at, widened
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.grouping import equal_rows
+from penstock.operators.inputs import shown_key
+from penstock.operators.python_values import as_moments
 from penstock.operators.state.table_rows import sub_orders
-from penstock.operators.window.kinds import LAST, Numbers, TimeWindows
+from penstock.operators.window.kinds import (
+    LAST,
+    WINDOW_END,
+    WINDOW_START,
+    Numbers,
+    SessionWindows,
+    TimeWindows,
+    WindowTask,
+)
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
 from penstock.state.sizes import cut, row_bytes
 
+# ── what all aggregates over windows of time share ─────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TimeAggregateSpec(Spec):
+    """Aggregates over windows that close as time passes, with the columns of their stream."""
+
+    key: pa.Schema
+    windows: TimeWindows | SessionWindows
+    lateness_us: int
+    specs: tuple[AggregateColumn, ...]
+    time: pa.DataType
+    """The type of `window_start` and `window_end`."""
+    row_time: TimeColumn | None = None
+    """The column by which Spark has grouped the rows of a batch."""
+
+    @property
+    @override
+    def output(self) -> pa.Schema:
+        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
+        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
+
+    def results(
+        self, keys: Sequence[pa.Array], starts: Numbers, lasts: Numbers, partials: pa.RecordBatch
+    ) -> pa.Table:
+        """The results of windows with these keys, first and last moments, and partial aggregates."""
+        times = [as_moments(numbers, self.time) for numbers in (starts, lasts + 1)]
+        columns = [*keys[: len(shown_key(self.key))], *times, *finish(self.specs, partials).columns]
+        return pa.Table.from_arrays(columns, schema=self.output)
+
+
+@dataclass
+class TimeAggregateTask(WindowTask, ReducedTask):
+    """The work of one subtask on aggregates over windows of time."""
+
+    spec: TimeAggregateSpec
+
+    @property
+    @override
+    def lateness_us(self) -> int | None:
+        return self.spec.lateness_us
+
+    @property
+    @override
+    def row_time(self) -> TimeColumn | None:
+        return self.spec.row_time
+
+
+# ── counts of distinct values in tumbling and sliding windows ──────────────────────────────────────
+
 _STAMP = "__penstock_window_ends"
 
 
 def window_values(spec: AggregateColumn, key: pa.Schema, lateness_us: int) -> TableLayout:
-    """The values that each window had, of one aggregate."""
+    """The table with the distinct values of one aggregate in each window."""
     lifetime = Lifetime((), _STAMP, lateness_us, Measure.WATERMARK)
     values = [pa.field(name, kind) for name, kind in zip(value_names(spec), spec.distinct, strict=True)]
     identity = pa.schema([*key, pa.field(LAST, pa.int64()), *values])
@@ -44,17 +111,17 @@ def window_values(spec: AggregateColumn, key: pa.Schema, lateness_us: int) -> Ta
 
 @dataclass(frozen=True)
 class Counted:
-    """Partial aggregates of windows in which nothing is known but how many values are new."""
+    """Partial aggregates of windows that have only the number of new distinct values."""
 
     sort_keys: Numbers
     lasts: Numbers
     rows: pa.Table
-    """The key columns and the partial aggregates."""
+    """The key columns, then the partial aggregates."""
 
 
 @dataclass(frozen=True)
 class WindowValues:
-    """One subtask in one batch."""
+    """The distinct values of one subtask in one batch."""
 
     key: pa.Schema
     windows: TimeWindows
@@ -63,7 +130,7 @@ class WindowValues:
     state: OpenState
 
     def take_in(self, rows: pa.Table, pane: str, *, over_us: int, watermark_us: int) -> list[Counted]:
-        """Write the values that windows have for the first time, and count them. Windows up to `over_us` take none any more."""
+        """Write and count the values that are new in their windows. Windows up to `over_us` accept no values any more."""
         found: list[Counted] = []
         for number, spec in enumerate(counting_distinct(self.specs), 1):
             mine = rows.filter(pa.array(rows.column(WHOSE).to_numpy() == number))
@@ -121,7 +188,7 @@ class WindowValues:
 
 
 def with_no_counts(rows: pa.Table, specs: Sequence[AggregateColumn]) -> pa.Table:
-    """What Spark has aggregated, with counts of distinct values that are 0: what is new is added to them."""
+    """The aggregates that Spark computed, with counts of distinct values that are 0: the new ones are added to them."""
     for spec in counting_distinct(specs):
         zeros = pa.array(np.zeros(rows.num_rows, dtype=np.int64))
         rows = rows.append_column(spec.partials[0].name, zeros)
