@@ -18,7 +18,7 @@ from penstock.operators.base import (
     Node,
     Operator,
 )
-from penstock.operators.event_time import ANY_TIME, Limits, TimeColumn, widest
+from penstock.operators.event_time import ANY_TIME, TimeColumn, TimeLimits, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.lifetimes import in_microseconds
@@ -102,10 +102,10 @@ class Source(Node):
         """The column that the user named."""
         return None if self.event_time is None else TimeColumn(self.event_time.column)
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """What the user said about absurd times."""
         time = self.event_time
-        return None if time is None else Limits(time.ahead_us, time.refuses_absurd)
+        return None if time is None else TimeLimits(time.ahead_us, time.refuses_absurd)
 
     @property
     def are_results(self) -> bool:
@@ -131,7 +131,7 @@ class Transform(Node):
         """The time of the stream, whose column is expected to stay; `spark/event_times.py` checks that."""
         return self.upstream.row_time()
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """The limits are those of the stream."""
         return self.upstream.time_limits()
 
@@ -171,7 +171,7 @@ class Union(Node):
             right=right.column,
         )
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """The widest of both: after a union nobody knows the source of a row. So rows are refused only where all sources refuse them.
 
         Each source also checks its own rows as it reads them (`spark/event_times.py`).
@@ -193,7 +193,7 @@ class Union(Node):
         return [part for one in self.inputs for part in (one.parts if isinstance(one, Union) else [one])]
 
 
-def streams_that_meet(node: Node) -> list[tuple[Node, Limits]]:
+def streams_that_meet(node: Node) -> list[tuple[Node, TimeLimits]]:
     """Those of a union, however many, if they believe times up to different moments; otherwise the stream itself, alone."""
     whole = node.time_limits() or ANY_TIME
     every = node.parts if isinstance(node, Union) else [node]
@@ -230,7 +230,7 @@ class BadRecords(Node):
         """Dead letters have no event time."""
         return None
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """There is no time to judge."""
         return ANY_TIME
 
@@ -257,7 +257,7 @@ class Side(Node):
         found = self.of.row_time()
         return None if found is None else replace(found, of_results=True)
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """Times of results are believed."""
         return ANY_TIME
 
@@ -290,7 +290,7 @@ class Late(Node):
         """The time is that of the stream."""
         return self.stream.row_time()
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """The limits are those of the stream."""
         return self.stream.time_limits()
 

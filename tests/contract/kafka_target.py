@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +28,15 @@ class KafkaTarget(SinkContract):
         self.topic = kafka.new_topic(self.partitions)
         self.commits = f"commits-of-{self.topic}"
         self.staging = tmp_path / "staging"
+        self._validated: dict[str, bytes] = {}
         return self
+
+    def sink(self) -> Any:
+        """Validated once, as on a driver, and copied for each process; again after the test has changed its topic or settings."""
+        asked = f"{self.topic} {self.commits} {self.staging} {self.settings}"
+        if asked not in self._validated:
+            self._validated[asked] = pickle.dumps(super().sink())
+        return pickle.loads(self._validated[asked])
 
     def make_sink(self, **changes: Any) -> Kafka:
         settings = {"commits_topic": self.commits, "staging": self.staging, **self.settings, **changes}

@@ -20,16 +20,19 @@ ONE_BY_ONE = (
     "tests/chaos/test_executor_kills.py",
     "tests/chaos/test_worker_kills.py",
     "tests/spark/test_demo.py",
-    "tests/spark/test_several_sinks.py",
 )
 """Where each test starts Spark or a server for itself, or takes a minute: nothing is won by keeping a module together."""
 TOGETHER = {
     "tests/contract/test_kafka_crashes.py": "Kafka",
     "tests/contract/test_kafka_login.py": "Kafka",
     "tests/contract/test_kafka_sink.py": "Kafka",
+    "tests/spark/test_flink_client.py": "child driver",
     "tests/spark/test_kafka.py": "Kafka",
+    "tests/spark/test_requests_to_jobs.py": "child driver",
+    "tests/spark/test_several_sinks.py": "Kafka",
+    "tests/spark/test_signals.py": "child driver",
 }
-"""Modules that go to one process, which so starts their server once."""
+"""Modules that go to one process, which so starts their server or their driver once."""
 GUESSES = {"tests/chaos/": 30.0, "tests/spark/": 2.0, "tests/protocol/": 1.0, "tests/contract/": 0.2, "": 0.1}
 """Seconds a test by the beginning of its name, for what was not measured yet; the first that fits says it."""
 spent: defaultdict[str, float] = defaultdict(float)

@@ -115,14 +115,16 @@ def every_page_holds(browser: Browser, url: str, job: str, *, token: str | None 
 
     Nothing overflows, nothing is too faint to read, there is no error, and no request to another host. `token`: to log in with first.
     """
-    for scheme in ("light", "dark"):
-        for width in WIDTHS:
-            with watched(browser, url, width=width, scheme=scheme) as seen:
-                if token is not None:
-                    log_in(seen, token)
-                for path in ("/", *(f"/jobs/{job}{page}" for page in PAGES)):
-                    seen.goto(path)
-                    page_holds(seen, f"{path} {scheme} {width}")
+    for width in WIDTHS:
+        with watched(browser, url, width=width) as seen:
+            if token is not None:
+                log_in(seen, token)
+            for path in ("/", *(f"/jobs/{job}{page}" for page in PAGES)):
+                seen.goto(path)
+                page_holds(seen, f"{path} light {width}")
+                seen.page.emulate_media(color_scheme="dark")
+                page_holds(seen, f"{path} dark {width}")
+                seen.page.emulate_media(color_scheme="light")
 
 
 def page_holds(seen: Watched, what: str) -> None:

@@ -16,9 +16,10 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
+from child_driver import ChildDriver
 from ledger import Ledger
 from prometheus_client.parser import text_string_to_metric_families
-from test_requests_to_jobs import batches, manifest, program, until
+from test_requests_to_jobs import PROGRAM, batches, manifest
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
@@ -27,7 +28,6 @@ from penstock.storage import LocalStorage
 from services import flink_client
 from services.flink_client import FlinkClient
 from services.maven import JarsMissingError
-from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -115,13 +115,14 @@ def inputs(root: Path) -> Ledger:
     return ledger
 
 
-def test_flinks_client_steers_a_job(tmp_path: Path) -> None:
+def test_flinks_client_steers_a_job(tmp_path: Path, child_driver: ChildDriver) -> None:
     """List, checkpoint, savepoint, disposal, stop, stop with a drain, cancel: each does to a running job what it does in Flink."""
-    store, ledger = tmp_path / "store", inputs(tmp_path)
-    with program(tmp_path, "counted", "drained", "saved", "cancelled") as process, serving(store) as address:
+    store, ledger, until = tmp_path / "store", inputs(tmp_path), child_driver.until
+    child_driver.run(tmp_path, PROGRAM, "counted", "drained", "saved", "cancelled")
+    with serving(store) as address:
         flink = FlinkClient(address, tmp_path / "flink", headers=BEARER)
         counted = job_id("counted")
-        until(lambda: batches(tmp_path, "counted"), "the first batch", tmp_path)
+        until(lambda: batches(tmp_path, "counted"), "the first batch")
         listed = flink.run("list").text
         assert re.search(rf": {counted} : counted \((RUNNING|INITIALIZING)\)", listed), listed
 
@@ -132,8 +133,8 @@ def test_flinks_client_steers_a_job(tmp_path: Path) -> None:
 
         detail = asked(address, f"/v1/jobs/{counted}")
         assert [one["name"].partition(":")[0] for one in detail["vertices"]] == ["log", "counts", "out"]
-        until(lambda: newest_checkpoint(address, counted) == 0, "the checkpoint", tmp_path)
-        until(lambda: completed_checkpoints(address, "counted") == 1, "the metric", tmp_path)
+        until(lambda: newest_checkpoint(address, counted) == 0, "the checkpoint")
+        until(lambda: completed_checkpoints(address, "counted") == 1, "the metric")
 
         chosen = tmp_path / "my savepoints"
         made = [printed_path(flink.run("savepoint", counted, *where).text) for where in ([chosen], [])]
@@ -146,28 +147,26 @@ def test_flinks_client_steers_a_job(tmp_path: Path) -> None:
         assert manifest(made[1])["checkpoint"] == 0
 
         ledger.append(1, "b", 2)
-        until(lambda: batches(tmp_path, "counted") == 2, "the second batch", tmp_path)
+        until(lambda: batches(tmp_path, "counted") == 2, "the second batch")
         last = printed_path(flink.run("stop", counted).text)
         assert last.parent == store / "counted-savepoints"
         assert manifest(last)["checkpoint"] == 1
         assert ledger.counts("counted") == {"a": 3, "b": 2}
 
-        until(lambda: batches(tmp_path, "drained"), "the batch of windows", tmp_path)
+        until(lambda: batches(tmp_path, "drained"), "the batch of windows")
         printed_path(flink.run("stop", "--drain", "--type", "native", job_id("drained")).text)
         assert ledger.rows_of("drained") == [("a", 1)] * 3
 
-        until(lambda: batches(tmp_path, "saved"), "the batch of what is saved and cancelled", tmp_path)
+        until(lambda: batches(tmp_path, "saved"), "the batch of what is saved and cancelled")
         assert (
             manifest(printed_path(flink.run("cancel", "-s", chosen, job_id("saved")).text))["checkpoint"] == 0
         )
 
-        until(lambda: batches(tmp_path, "cancelled"), "the batch of what is cancelled", tmp_path)
+        until(lambda: batches(tmp_path, "cancelled"), "the batch of what is cancelled")
         said = flink.run("cancel", job_id("cancelled"))
         assert said.code == 0, said.text
-        assert process.wait(PATIENCE_S) == 0
-
         ended = f"/v1/jobs/{job_id('cancelled')}/status"
-        until(lambda: asked(address, ended) == {"status": "CANCELED"}, "the end of the last", tmp_path)
+        until(lambda: asked(address, ended) == {"status": "CANCELED"}, "the end of the last")
         everything = flink.run("list", "-a").text
         ends = {"counted": "FINISHED", "drained": "FINISHED", "saved": "FINISHED", "cancelled": "CANCELED"}
         for name, state in ends.items():
@@ -175,10 +174,8 @@ def test_flinks_client_steers_a_job(tmp_path: Path) -> None:
         said = flink.run("savepoint", counted)
         assert said.code == 1
         assert "is not running: its last run, 1, is over: stopped" in said.text
-    said_by_program = (tmp_path / "output").read_text().splitlines()
-    assert {"counted stopped", "drained stopped", "saved stopped", "cancelled cancelled"} <= set(
-        said_by_program
-    )
+    ends_of_runs = {"counted stopped", "drained stopped", "saved stopped", "cancelled cancelled"}
+    until(lambda: ends_of_runs <= set(child_driver.said()), "the ends of all jobs")
 
 
 def test_flinks_client_is_refused_in_words(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from child_driver import ChildDriver
 from ledger import Ledger
 
 from penstock.ids import NO_CHECKPOINT
@@ -23,15 +25,11 @@ from services.patience import PATIENCE_S
 pytestmark = pytest.mark.spark
 
 
-JOBS = """
-import sys, time
-from pathlib import Path
+PROGRAM = """
+import time
 import penstock as ps
-from penstock.spark.local_session import local_session
 
-root = Path(sys.argv[1])
-
-def job(name):
+def job(spark, root, name):
     class Held(ps.KeyedProcess):
         n = ps.ValueState("long", default=0)
 
@@ -47,18 +45,6 @@ def job(name):
     counts = rows.process(Held(), schema="app string, n long", uid="counts")
     counts.write_to(ps.sinks.SQLite(root / "out.db", table=name.replace("-", "_"), mode="upsert", key=["app"]), uid="out")
     return job
-
-def run(name):
-    try:
-        print(name, job(name).run().status, flush=True)
-    except KeyboardInterrupt:
-        print(name, "interrupted", flush=True)
-
-spark = local_session("signals")
-run("int-once")
-run("term-once")
-run("int-twice")
-run("term-twice")
 """
 STAYING = "import signal; signal.pause()\n"
 """Until the signal: whoever looks late, on a slow machine, finds its Java all the same."""
@@ -92,7 +78,7 @@ def program(*arguments: object, output: Path) -> Iterator[subprocess.Popen[bytes
         process.wait()
 
 
-def javas(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def javas(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return [one for one in psutil.Process(process.pid).children(recursive=True) if is_java(one)]
     return []
@@ -110,39 +96,34 @@ def last_checkpoint(storage: LocalStorage) -> int:
     return int(json.loads(storage.get("runs/1.alive"))["completed"])
 
 
-def test_signals_stop_a_job(tmp_path: Path) -> None:
+def test_signals_stop_a_job(tmp_path: Path, child_driver: ChildDriver) -> None:
     """The first signal stops with a last checkpoint, which the run's record names; the second ends it now; Java stays quiet."""
-    ledger = Ledger(tmp_path)
+    ledger, until, said = Ledger(tmp_path), child_driver.until, child_driver.said
     ledger.append(0, "a", 3)
-    script, output = tmp_path / "jobs.py", tmp_path / "output"
-    script.write_text(JOBS)
 
     def storage(name: str) -> LocalStorage:
         return LocalStorage(tmp_path / "store" / name)
 
-    def said() -> list[str]:
-        return output.read_text().splitlines()
-
-    with program(script, tmp_path, output=output) as process:
-        for name, number in (("int-once", signal.SIGINT), ("term-once", signal.SIGTERM)):
-            until(lambda name=name: storage(name).names("spark/1/commits"), f"the first batch of {name}")
-            os.killpg(process.pid, number)
-            until(lambda name=name: f"{name} stopped" in said(), f"the end of {name}")
-            assert last_checkpoint(storage(name)) != NO_CHECKPOINT
-            assert ledger.counts(name.replace("-", "_")) == {"a": 3}
-        ledger.append(1, "held", 1)
-        for name, number in (("int-twice", signal.SIGINT), ("term-twice", signal.SIGTERM)):
-            until((tmp_path / f"{name}-holds").exists, f"the first batch of {name}")
-            os.killpg(process.pid, number)
-            until(lambda: "stopping with a last checkpoint" in said()[-1], "what the first signal does")
-            os.killpg(process.pid, number)
-            if number == signal.SIGINT:
-                until(lambda: "int-twice interrupted" in said(), "the end of int-twice")
-        java = javas(process)
-        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-        assert last_checkpoint(storage("int-twice")) == NO_CHECKPOINT
-        assert last_checkpoint(storage("term-twice")) == NO_CHECKPOINT
-        until(lambda: not any(one.is_running() for one in java), "the end of Java")
+    child_driver.run(tmp_path, PROGRAM, "int-once", "term-once", "int-twice", "term-twice")
+    for name, number in (("int-once", signal.SIGINT), ("term-once", signal.SIGTERM)):
+        until(lambda name=name: storage(name).names("spark/1/commits"), f"the first batch of {name}")
+        child_driver.signal(number)
+        until(lambda name=name: f"{name} stopped" in said(), f"the end of {name}")
+        assert last_checkpoint(storage(name)) != NO_CHECKPOINT
+        assert ledger.counts(name.replace("-", "_")) == {"a": 3}
+    ledger.append(1, "held", 1)
+    for name, number in (("int-twice", signal.SIGINT), ("term-twice", signal.SIGTERM)):
+        until((tmp_path / f"{name}-holds").exists, f"the first batch of {name}")
+        child_driver.signal(number)
+        until(lambda: "stopping with a last checkpoint" in said()[-1], "what the first signal does")
+        child_driver.signal(number)
+        if number == signal.SIGINT:
+            until(lambda: "int-twice interrupted" in said(), "the end of int-twice")
+    java = javas(child_driver.process)
+    assert child_driver.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert last_checkpoint(storage("int-twice")) == NO_CHECKPOINT
+    assert last_checkpoint(storage("term-twice")) == NO_CHECKPOINT
+    until(lambda: not any(one.is_running() for one in java), "the end of Java")
     assert [line for line in said() if line.startswith(("\tat ", "Caused by", "Traceback"))] == []
 
 

@@ -73,7 +73,7 @@ class _ChangedValueError(ValueError):
 def usual_types(kind: pa.DataType) -> frozenset[type]:
     """The types of values that look the same when they come back from state of this type; of others `encoded` says whether they fit.
 
-    What fits is not told by the type alone: a number may be too large. A `float` has none, because it rounds, nor has a `timestamp`, which
+    The type alone does not decide what fits: a number may be too large. A `float` has none, because it rounds, nor has a `timestamp`, which
     gives a zone to moments that have none.
     """
     if pa.types.is_nested(kind):
@@ -124,7 +124,7 @@ def _encode_one(value: Any, field: pa.Field, what: str) -> None:
 
 
 def _short(value: object) -> str:
-    """As much as a log line bears; one value may be megabytes."""
+    """The value, cut to the length of a log line: one value may be megabytes."""
     text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -313,7 +313,7 @@ def _by_name(value: Any, names: list[str]) -> Mapping[str, Any]:
 
 
 class StoredForm:
-    """That of one type. Values whose type is among the `usual` ones have it already."""
+    """The stored form of one type. Values whose type is in `usual` already have it."""
 
     __slots__ = ("_fields", "_kind", "usual")
 

@@ -18,7 +18,7 @@ from penstock.operators.python_values import readable
 
 
 class UnknownColumnError(KeyError):
-    """User code asked for a column by a name that none has."""
+    """User code asked for a column that does not exist."""
 
     def __init__(self, name: str, there_are: Sequence[str]) -> None:
         super().__init__(name)
@@ -126,7 +126,7 @@ class Row:
         return tuple, (tuple(self),)
 
     def _asdict(self) -> dict[str, Any]:
-        """The values by name."""
+        """The values of the row by column name."""
         return dict(zip(self._fields, self, strict=True))
 
     def _replace(self, **values: Any) -> Any:
@@ -204,14 +204,14 @@ class Rows(Sequence[Any]):
 
 
 class WatchedRows(Rows):
-    """Rows that know which of them is being looked at, while somebody goes through them."""
+    """Rows that note which of them is being read, while user code iterates."""
 
     __slots__ = ("_inputs", "at")
 
     def __init__(self, table: RowTable, start: int, stop: int) -> None:
         super().__init__(table, start, stop)
         self.at: int | None = None
-        """Its position among the rows; None before the first and behind the last."""
+        """Its position among the rows; None before the first and after the last."""
         self._inputs: tuple[WatchedRows, WatchedRows] | None = None
 
     @override

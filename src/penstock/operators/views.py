@@ -38,7 +38,7 @@ class Shown(ABC):
     @property
     @abstractmethod
     def type(self) -> pa.DataType:
-        """That of its values."""
+        """The type of its values."""
 
     @abstractmethod
     def of(self, rows: pa.RecordBatch) -> pa.Array:
@@ -161,12 +161,12 @@ class View:
 
     @property
     def columns(self) -> tuple[Shown, ...]:
-        """All of them, in their order."""
+        """All columns, those of the identity first."""
         return (*self.identity, *self.value)
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Arrow's."""
+        """The columns as an Arrow schema."""
         return pa.schema([pa.field(column.name, column.type) for column in self.columns])
 
     def whole(self, stored: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

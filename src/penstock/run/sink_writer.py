@@ -22,7 +22,7 @@ from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError
 from penstock.ids import SubtaskId
 from penstock.log_fields import about
-from penstock.operators.bad_records import BadRecords, reason_of
+from penstock.operators.bad_records import BadRows, reason_of
 from penstock.run.assignment import Assignment, BadCount, Executor, SinkAnswer
 from penstock.run.task_failures import report_failure
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
@@ -103,7 +103,7 @@ class TransactionWriter:
 
     sink: TwoPhaseCommitSink
     context: TransactionContext
-    bad: BadRecords
+    bad: BadRows
     open: Transaction | None = None
     """What has to be aborted when the task fails."""
     _late: bool = False
@@ -217,7 +217,7 @@ class SinkWriter:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         context = self._context()
-        bad = BadRecords(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
+        bad = BadRows(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
         sifter, rows_in = TransactionWriter(self.sink, context, bad), _Input(batches)
         try:
             write = sifter.write_all if self.on_bad_record is OnBadRecord.FAIL else sifter.write

@@ -18,7 +18,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.ids import SubtaskId
-from penstock.operators.bad_records import LETTER, BadRecords
+from penstock.operators.bad_records import LETTER, BadRows
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.event_time import LateRows
 from penstock.operators.grouping import check_rows
@@ -133,7 +133,7 @@ class Subtask:
             clock=plan.clock_of(self.uid),
             over_us=None if before is None else before.over_us,
             on_bad_record=self.on_bad_record,
-            bad=BadRecords(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP),
+            bad=BadRows(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP),
             late=LateRows(self.late),
             late_right=LateRows(self.late_right),
             tolerates=tolerates,

@@ -22,7 +22,7 @@ from penstock.graph import (
     streams_that_meet,
 )
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
-from penstock.operators.event_time import Limits
+from penstock.operators.event_time import TimeLimits
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.run.assignment import Assignment
 from penstock.run.sink_writer import Fused, SinkWriter
@@ -256,7 +256,7 @@ class BatchFrames:
         named = getattr(node if second is None else second, "event_time", None)
         return reduce(DataFrame.unionByName, (self._believed(*one, named) for one in meeting))
 
-    def _believed(self, stream: Node, limits: Limits, named: str | None) -> DataFrame:
+    def _believed(self, stream: Node, limits: TimeLimits, named: str | None) -> DataFrame:
         frame, ahead_us = self._frame(stream), limits.ahead_us
         time = stream.event_time_column() if named is None else None
         column = named if time is None else time.column

@@ -23,7 +23,7 @@ from penstock.operators.aggregate.distinct import (
     partials_with_counts,
 )
 from penstock.operators.aggregate.merge import finish, merge
-from penstock.operators.bad_records import ROW, ROWS, BadRecords
+from penstock.operators.bad_records import ROW, ROWS, BadRows
 from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.grouping import (
@@ -247,7 +247,7 @@ def rows_stood_for(table: pa.Table) -> int:
     return int(pc.sum(table.column(ROWS), min_count=0).as_py())
 
 
-def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRecords) -> pa.Table:
+def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRows) -> pa.Table:
     """Remove the rows without a key from those that Spark has aggregated, and record them as bad rows."""
     flags, reasons = null_keys(table, list(keys))
     numbers = table.column(ROWS).to_numpy()[flags].tolist()

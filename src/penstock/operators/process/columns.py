@@ -26,6 +26,7 @@ from penstock.operators.process.user_code import Context, OpensAndCloses, TakesB
 from penstock.operators.state.batch_tables import BatchColumns
 from penstock.operators.state.declarations import (
     OperatorType,
+    column_stamps,
     column_states,
     lives_by_event_time,
     refuse_state_assignment,
@@ -33,7 +34,6 @@ from penstock.operators.state.declarations import (
     value_schema,
 )
 from penstock.operators.state.timers import TakesTimerColumns
-from penstock.operators.state.ttl import ColumnStamps
 from penstock.operators.task_time import NO_TIME, TaskTime, TimedPiece
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
@@ -109,11 +109,7 @@ class BatchPiece:
         self._touches, self._context, self._clock = timed.touches, context, time.clock
         keys, uid = self._grouped.keys, context.operator
         self._declared = column_states(operator)
-        self._stamps = {
-            name: ColumnStamps(lifetime, renews=one.ttl is not None and one.ttl.renews)
-            for name, one in self._declared.items()
-            for lifetime in one.lifetimes(name)
-        }
+        self._stamps = column_stamps(operator)
         self._tables = {
             name: one.in_columns(name, state, keys, uid, timed.touches)
             for name, one in table_states(operator).items()

@@ -151,7 +151,7 @@ class _Calls:
             chunk.clear()
 
     def _called(self, chunk: _Chunk) -> Generator[Iterable[Any], None, None]:
-        """What each key gives; whatever stands in this loop is paid once per key. A list knows its length also while it is extended."""
+        """What each key gives. Everything in this loop costs once per key. A list knows its length also while it is extended."""
         process, table, starts, context = self._process, self._table, self._starts, self._context
         every, ends = self._cells.all, bool(self._cells.ending)
         given, begin = chunk.results, chunk.began.append

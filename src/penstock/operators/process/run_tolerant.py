@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.bad_records import BadRecords, Rejected, RejectedRows, Tolerates, reason_of, take_over
+from penstock.operators.bad_records import BadRows, Rejected, RejectedRows, Tolerates, reason_of, take_over
 from penstock.operators.calls import (
     LIMITS,
     ON_TIMER,
@@ -65,7 +65,7 @@ def run_process_tolerantly(
     key_names: list[str],
     output: pa.Schema,
     context: Context,
-    bad: BadRecords,
+    bad: BadRows,
     tolerates: Tolerates,
     sides: SideRows | None = None,
     time: TaskTime = NO_TIME,
@@ -121,7 +121,7 @@ class _PieceCalls:
     key_names: list[str]
     output: pa.Schema
     context: Context
-    bad: BadRecords
+    bad: BadRows
     tolerates: Tolerates
     sides: SideRows | None
     time: TaskTime
@@ -156,7 +156,7 @@ class _PieceCalls:
     # ── calling ────────────────────────────────────────────────────────────────────────────────
 
     def _called(self) -> Iterator[Called]:
-        """Whatever stands in this loop is paid once per key."""
+        """The calls of all keys. Everything in this loop costs once per key."""
         grouped = self.piece.grouped
         table, process = self._table, self.operator.process
         every, ends, timers = self.cells.all, bool(self.cells.ending), self.cells.timers
@@ -168,7 +168,7 @@ class _PieceCalls:
                 self._refuse_key(index, key.error())
                 continue
             if timers is not None:
-                # All at once: while somebody encodes a part of them, calls for other keys may be made again.
+                # All at once: while a part of them is encoded, calls for other keys may be made again.
                 yield from list(self._called_in_time(index, key, timers))
                 continue
             rows = rejected.rows = WatchedRows(table, starts[index], starts[index + 1])
@@ -369,10 +369,10 @@ class _PieceCalls:
 
     def _to_table(self, name: str, rows: list[Any], call: str) -> pa.Table:
         if self.sides is None or name == _RESULTS:
-            schema, said = self.output, yielded(self.context.operator, call)
+            schema, prefix = self.output, yielded(self.context.operator, call)
         else:
-            schema, said = self.sides.schemas[name], emitted(self.sides, name)
-        return to_table(rows, schema, said) if rows else schema.empty_table()
+            schema, prefix = self.sides.schemas[name], emitted(self.sides, name)
+        return to_table(rows, schema, prefix) if rows else schema.empty_table()
 
     def _without_refused(self, results: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
         late = np.isin(keys, list(self._refused))
@@ -407,7 +407,7 @@ class _PieceCalls:
         self._again += self._called_again(index, error, None)
 
     def _refuse_key(self, index: int, error: Exception) -> None:
-        """Nobody can be called for a key that Python cannot read: its rows are bad, and so are its timers that are due."""
+        """No call can be made for a key that Python cannot read: its rows are bad, and so are its timers that are due."""
         starts, timers = self.piece.grouped.starts, self.cells.timers
         rows = range(int(starts[index]), int(starts[index + 1]))
         self._refuse_rows([(row, reason_of(error)) for row in rows])

@@ -83,7 +83,7 @@ class OpenedCode:
             return
         try:
             self._code.close()
-        except Exception as second:  # noqa: BLE001 - whatever the user's code raises: the first error is the cause
+        except Exception as second:  # noqa: BLE001 - user code may raise anything; the first error is the cause
             error.add_note(f"close() raised, too: {type(second).__name__}: {second}")
 
 
@@ -96,7 +96,7 @@ class TakesBroadcast:
         Called once per subtask and batch that has such rows, before any other function of the batch; with all of them, in the same
         order in every subtask. Called again after a recovery, on the state as it was at the checkpoint. It has no results.
         The classic mistake: to do something that depends on the subtask, on time or on chance. The copies would differ, and after a
-        change of parallelism nobody knows which of them is kept.
+        change of parallelism any one of them is kept.
         """
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ def takes_broadcast(operator: TakesBroadcast) -> bool:
 
 
 def refuse_results(operator: TakesBroadcast, uid: str) -> None:
-    """Before anything starts: a function with `yield` in it does nothing until somebody asks for its results."""
+    """Before anything starts: a function with `yield` in it does nothing until its results are read."""
     if inspect.isgeneratorfunction(operator.process_broadcast):
         raise ConfigError(
             f"operator {uid!r}: process_broadcast() of {type(operator).__name__} yields results; every subtask would give the same ones. "
@@ -160,7 +160,7 @@ class Context:
 
     @cached_property
     def watermark(self) -> datetime | None:
-        """How far event time has come here, with the zone UTC; None where no row has told yet, or no source has event time.
+        """How far event time has come here, with the zone UTC; None before the first row, or where no source has event time.
 
         In `process` as it was when the batch began; in `on_timer`, and when a window closes, where it has come to. When a drained input
         has ended: `datetime.max`.
@@ -202,7 +202,7 @@ class Context:
     def emit(self, name: str, row: Any) -> None:
         """Give a row to a side output that the operator's class declares: a tuple or a dictionary, in `process_batch` columns.
 
-        It is part of the same batch as the results, whatever becomes of that. Only inside the call that got the context.
+        It is part of the same batch as the results, and is kept or dropped with it. Only inside the call that got the context.
         """
         if self._sides is None:
             raise no_such_side(self.operator, name, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -115,7 +116,7 @@ class BatchTable(ABC):
         return BatchColumns(found)
 
     def _in_piece(self, flags: Flags) -> Flags:
-        """What is said of the keys of the call, for those of the piece."""
+        """Flags of the call's keys as flags of the piece's keys."""
         if self._positions is None:
             return flags
         every = np.zeros(len(self._rows), dtype=np.bool_)
@@ -136,7 +137,7 @@ class BatchTable(ABC):
         ids = self._ids(key_index, subs, call)
         (column,) = ids.subs.columns
         if column.null_count:
-            place = int(np.flatnonzero(_flags(column.is_null()))[0])
+            place = int(np.flatnonzero(as_flags(column.is_null()))[0])
             raise BadRecordError(
                 f"{self._who(call)}: {self.sub}s[{place}] is null, by which nothing can be found; leave it out",
                 operator=self._operator,
@@ -145,17 +146,9 @@ class BatchTable(ABC):
         return ids
 
     def _key_index(self, given: Any, call: str) -> Positions:
-        column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{self._who(call)} set")
-        keys = len(self)
-        numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))
-        if len(wrong):
-            raise BadRecordError(
-                f"{self._who(call)}: key_index[{wrong[0]}] is {column[int(wrong[0])].as_py()}, which is no position in `keys`, "
-                f"of which there are {keys}; give positions from 0 to {keys - 1}, as batch.key_index has them",
-                operator=self._operator,
-                state=self.name,
-            )
+        numbers = key_positions(
+            given, len(self), self._who(call), {"operator": self._operator, "state": self.name}
+        )
         return numbers if self._positions is None else self._positions[numbers]
 
     def _column(self, given: Any, name: str, kind: pa.DataType, call: str, length: int) -> pa.Array:
@@ -178,7 +171,7 @@ class BatchTable(ABC):
                 operator=self._operator,
                 state=self.name,
             )
-        return self._in_piece(_flags(given.fill_null(fill_value=False)))
+        return self._in_piece(as_flags(given.fill_null(fill_value=False)))
 
     def _who(self, call: str) -> str:
         return f"operator {self._operator}: {self._call} called {call}() of the state {self.name!r}, which"
@@ -236,6 +229,21 @@ class BatchList(BatchTable):
         self._rows.delete(self._known_ids(key_index, positions, "delete"))
 
 
-def _flags(array: pa.Array) -> Flags:
+def key_positions(given: Any, keys: int, what: str, facts: Mapping[str, object]) -> Positions:
+    """What user code gives as `key_index`: positions in `keys`, of which there are so many. `what` begins the message of a refusal."""
+    column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{what} set")
+    numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))
+    if len(wrong):
+        raise BadRecordError(
+            f"{what}: key_index[{wrong[0]}] is {column[int(wrong[0])].as_py()}, which is no position in `keys`, "
+            f"of which there are {keys}; give positions from 0 to {keys - 1}, as batch.key_index has them",
+            **facts,
+        )
+    return numbers
+
+
+def as_flags(array: pa.Array) -> Flags:
+    """A column of booleans without nulls as NumPy has them."""
     flags: Flags = array.to_numpy(zero_copy_only=False)
     return flags

@@ -1,6 +1,7 @@
-"""What stands in the place of a declared state while the operator runs: the state of the key whose turn it is. Executors.
+"""Cells: they take the place of declared states while the operator runs, and hold the state of the current key. Executors.
 
-A cell holds the state of all keys of a piece, and `at` says which of them is meant: to go on to the next key costs one assignment.
+A cell holds the state of all keys of a piece, and `at` is the position of the current one: moving to the next key costs one assignment.
+What user code leaves in state or emits is copied where it can be changed in place, because it is encoded later, for many keys together.
 
 Rows that user code gives, results and side outputs, as they were when it gave them. Executors.
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
-"""Types of values that nobody can change in place."""
+"""Types of values that cannot be changed in place."""
 _SHOWN = 200
 pack_double = struct.Struct("d").pack
 
@@ -71,18 +72,18 @@ def stored_equal(one: Any, other: Any) -> bool:
 
 
 def safe_copy(value: Any) -> Any:
-    """The same of what a call leaves in state: user code may go on changing it when the turn is another key's.
+    """A copy of what a call leaves in state: user code may change the original while other keys are processed.
 
-    What cannot be copied does not fit any type either, and is refused with its name when it is encoded.
+    A value that cannot be copied does not fit any type either, and is refused with its name when it is encoded.
     """
     try:
         return deep_copy(value)
-    except Exception:  # noqa: BLE001 - whatever the objects of user code raise
+    except Exception:  # noqa: BLE001 - objects of user code may raise anything
         return value
 
 
 def shown(value: object) -> str:
-    """As much of a value as a log line bears."""
+    """The value, cut to the length of a log line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -101,7 +102,7 @@ class PieceKeys:
 
 
 class Cell(ABC):
-    """The state of the current key, whatever its kind and wherever it is kept."""
+    """The state of the current key, of any kind."""
 
     __slots__ = ("at", "ends")
 
@@ -120,7 +121,7 @@ class Cell(ABC):
         """Whether `end_call` has to be called."""
 
     def __deepcopy__(self, memo: object) -> Self:
-        """There is one of it. Whoever puts it among values is told so when they are encoded."""
+        """A cell is never copied. A cell among values is refused when they are encoded."""
         return self
 
     @abstractmethod
@@ -209,7 +210,7 @@ class ValueCell(ColumnCell):
 
 
 class ContainerCell(ValueCell):
-    """A value that can be changed in place (array, map, struct): whoever looks at it may change it, so it counts as changed."""
+    """A value that can be changed in place (array, map, struct): reading it may change it, so it counts as changed."""
 
     __slots__ = ()
 
@@ -324,7 +325,7 @@ def may_change(schema: pa.Schema) -> bool:
 
 
 def copy_emitted(row: Any) -> Any:
-    """The row, with a copy of whatever in it can be changed in place."""
+    """The row, with a copy of each value that can be changed in place."""
     if isinstance(row, tuple):
         return row if all(type(value) in UNCHANGING for value in row) else _copied(row)
     if isinstance(row, Mapping):

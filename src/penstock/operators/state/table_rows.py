@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.columns import one_batch
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
@@ -79,16 +80,16 @@ class RowIds:
         return len(self.key_index)
 
     def take(self, rows: Positions) -> RowIds:
-        """Those at these positions."""
+        """The rows at these positions."""
         return RowIds(self.key_index[rows], self.subs.take(pa.array(rows)), self.orders[rows])
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The rows of the keys from `first` on, up to `behind`."""
+    """The rows of the keys from `first` up to `end`."""
 
     first: int
-    behind: int
+    end: int
     rows: pa.Table
 
 
@@ -142,7 +143,7 @@ class PieceRows:
         at = np.arange(len(ids))
         at[open_] = len(ids) + np.arange(len(open_))
         both = pa.Table.from_batches([changed.select(self.value.names), stored]).take(pa.array(at))
-        return _one_batch(both), found
+        return one_batch(both), found
 
     def _read(self, ids: RowIds) -> tuple[pa.RecordBatch, Flags]:
         if not len(ids):
@@ -179,10 +180,10 @@ class PieceRows:
             waiting.append(batch)
         yield self._portion(flags, first, len(self), waiting)
 
-    def _portion(self, wanted: Flags, first: int, behind: int, stored: list[SortedBatch]) -> Portion:
+    def _portion(self, wanted: Flags, first: int, end: int, stored: list[SortedBatch]) -> Portion:
         flags = np.zeros_like(wanted)
-        flags[first:behind] = wanted[first:behind]
-        return Portion(first, behind, self._together(flags, stored))
+        flags[first:end] = wanted[first:end]
+        return Portion(first, end, self._together(flags, stored))
 
     def _together(self, flags: Flags, stored: list[SortedBatch]) -> pa.Table:
         """What is stored of these keys with what was changed."""
@@ -213,10 +214,10 @@ class PieceRows:
             yield from self._stored_batch(key_index, rows)
 
     def _stored_batch(self, key_index: Positions, rows: pa.RecordBatch) -> Iterator[SortedBatch]:
-        first, behind = len(self._layout.identity) - len(self.sub), len(self._layout.identity)
-        subs = pa.RecordBatch.from_arrays(rows.columns[first:behind], schema=self.sub)
+        first, end = len(self._layout.identity) - len(self.sub), len(self._layout.identity)
+        subs = pa.RecordBatch.from_arrays(rows.columns[first:end], schema=self.sub)
         ids = RowIds(key_index, subs, sub_orders(subs.columns))
-        return self._batch(ids, rows.columns[behind : behind + len(self.value)])
+        return self._batch(ids, rows.columns[end : end + len(self.value)])
 
     def _batch(self, ids: RowIds, values: Sequence[pa.Array]) -> Iterator[SortedBatch]:
         if len(ids):
@@ -247,7 +248,7 @@ class PieceRows:
             self._layers = [tuple(merge_tables(self._layers, ownership=_EVERYTHING, keep_tombstones=True))]
 
     def _renew(self, *read: SortedBatch) -> None:
-        """What somebody has read counts as written, below all that was changed."""
+        """Rows that were read count as written, below all changes."""
         for batch in read:
             alive = pa.array(np.zeros(len(batch), dtype=np.bool_))
             renewed = replace(batch, values=(alive, *batch.values))
@@ -348,14 +349,6 @@ def _one_zero_and_nan(column: pa.Array) -> pa.Array:
         return column
     zero, nan = (pa.scalar(number, column.type) for number in (0.0, float("nan")))
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -182,7 +182,7 @@ class TimersCell(Cell):
         return bool(self._heap if self._alive is None else self._alive)
 
     def next_due(self) -> Timer | None:
-        """The next timer of the current key that fires; it is gone with that, whatever comes of it."""
+        """The next timer of the current key that fires; it is gone then, also if its call fails."""
         if self._key != self.at:
             if self._starts[self.at] == self._starts[self.at + 1]:
                 return None

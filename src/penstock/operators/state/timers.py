@@ -110,7 +110,7 @@ def moment(us: int) -> datetime:
 
 
 def watermark(us: int) -> datetime | None:
-    """The same for how far event time has come; None where nobody knows yet."""
+    """The same for how far event time has come; None where it is not known yet."""
     return None if us <= LONG_AGO_US else moment(us)
 
 
@@ -143,9 +143,9 @@ def checked_kind(by: Any, call: str) -> str:
 
 
 def no_event_time(operator: str, call: str) -> UserCodeError:
-    """About a timer that would wait for ever."""
+    """The error for a timer that would wait for ever."""
     return UserCodeError(
-        f"operator {operator}: {call} by event time, but no source in front of it has any, so that it would never fire; write "
+        f"operator {operator}: {call} by event time, but no source before it has any, so that it would never fire; write "
         "job.read(..., event_time='column'), or set it by='clock'",
         operator=operator,
         is_wrong_name=True,
@@ -153,17 +153,17 @@ def no_event_time(operator: str, call: str) -> UserCodeError:
 
 
 class NoTimers:
-    """In place of timers, for calls that can set none; `why` goes on behind the name of the call."""
+    """In place of timers, for calls that can set none; `why` follows the name of the call in the error."""
 
     def __init__(self, operator: str, why: str) -> None:
         self._operator, self._why = operator, why
 
     def set(self, at: object, by: object) -> NoReturn:
-        """Refuse it."""
+        """Refuse to do that in this call."""
         raise self._refusal("set_timer", at, by)
 
     def delete(self, at: object, by: object) -> NoReturn:
-        """Refuse it."""
+        """Refuse to do that in this call."""
         raise self._refusal("delete_timer", at, by)
 
     def _refusal(self, call: str, at: object, by: object) -> UserCodeError:
