@@ -20,7 +20,7 @@ import pytest
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.claim import process_start
 from penstock.recovery.restart import fixed_delay
-from penstock.spark.foreground import _Telling
+from penstock.spark.foreground import _SupervisorReports
 from penstock.status.live import Progress
 from penstock.supervise import channel, family
 from penstock.supervise.channel import (
@@ -397,7 +397,7 @@ def test_that_it_goes_is_told_once() -> None:
         def say(self, one: ProgramReport) -> None:
             said.append(one)
 
-    telling, progress = _Telling(Watching()), Progress(run=1, at=0.0, status="running")  # type: ignore[arg-type]
+    telling, progress = _SupervisorReports(Watching()), Progress(run=1, at=0.0, status="running")  # type: ignore[arg-type]
     assert not telling.look(progress)
     progress = msgspec.structs.replace(progress, batches=1)
     assert telling.look(progress)
