@@ -18,7 +18,7 @@ from penstock.operators.base import (
     Node,
     Operator,
 )
-from penstock.operators.event_time import ANY_TIME, Limits, TimeColumn, widest
+from penstock.operators.event_time import ANY_TIME, TimeColumn, TimeLimits, widest
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.lifetimes import in_microseconds
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """What is known about the time of the rows of a source: durations in microseconds."""
+    """The event-time settings of a source: durations in microseconds."""
 
     column: str
     out_of_order_us: int
@@ -102,10 +102,10 @@ class Source(Node):
         """The column that the user named."""
         return None if self.event_time is None else TimeColumn(self.event_time.column)
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """What the user said about absurd times."""
         time = self.event_time
-        return None if time is None else Limits(time.ahead_us, time.refuses_absurd)
+        return None if time is None else TimeLimits(time.ahead_us, time.refuses_absurd)
 
     @property
     def are_results(self) -> bool:
@@ -131,7 +131,7 @@ class Transform(Node):
         """The time of the stream, whose column is expected to stay; `spark/event_times.py` checks that."""
         return self.upstream.row_time()
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """The limits are those of the stream."""
         return self.upstream.time_limits()
 
@@ -171,7 +171,7 @@ class Union(Node):
             right=right.column,
         )
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """The widest of both: after a union nobody knows the source of a row. So rows are refused only where all sources refuse them.
 
         Each source also checks its own rows as it reads them (`spark/event_times.py`).
@@ -193,7 +193,7 @@ class Union(Node):
         return [part for one in self.inputs for part in (one.parts if isinstance(one, Union) else [one])]
 
 
-def streams_that_meet(node: Node) -> list[tuple[Node, Limits]]:
+def streams_that_meet(node: Node) -> list[tuple[Node, TimeLimits]]:
     """Those of a union, however many, if they believe times up to different moments; otherwise the stream itself, alone."""
     whole = node.time_limits() or ANY_TIME
     every = node.parts if isinstance(node, Union) else [node]
@@ -230,7 +230,7 @@ class BadRecords(Node):
         """Dead letters have no event time."""
         return None
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """There is no time to judge."""
         return ANY_TIME
 
@@ -257,7 +257,7 @@ class Side(Node):
         found = self.of.row_time()
         return None if found is None else replace(found, of_results=True)
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """Times of results are believed."""
         return ANY_TIME
 
@@ -290,7 +290,7 @@ class Late(Node):
         """The time is that of the stream."""
         return self.stream.row_time()
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """The limits are those of the stream."""
         return self.stream.time_limits()
 
@@ -309,7 +309,7 @@ class Graph:
     outputs: list[Output] = field(default_factory=list)
     _places: dict[str, Place] = field(default_factory=dict)
     on_bad_record: OnBadRecord = OnBadRecord.FAIL
-    """What holds where nothing else is said."""
+    """The default policy."""
     _said: dict[str, OnBadRecord] = field(default_factory=dict)
     _bad_records: dict[str, BadRecords] = field(default_factory=dict)
 
@@ -336,7 +336,7 @@ class Graph:
         return self._said.get(node.uid, usual)
 
     def check_bad_records(self) -> None:
-        """Refuse dead letters that go nowhere: rows would be lost, although somebody asked to keep them."""
+        """Refuse dead letters that go nowhere: rows would be lost, although they were to be kept."""
         written = {id(node) for output in self.outputs for node in _nodes_before(output.upstream)}
         for uid, letters in self._bad_records.items():
             if id(letters) not in written:
@@ -353,7 +353,7 @@ class Graph:
         return tuple(sorted({side.name for side in sides if side.of is node}))
 
     def gives_late_rows(self, node: Operator, of: str = LEFT) -> bool:
-        """Whether somebody reads the rows that come too late for an operator, out of one of its inputs."""
+        """Whether the late rows of one input of an operator are read."""
         ends = (node for part in self.consumers() for node in part.inputs)
         late = (one for end in ends for one in _nodes_before(end) if isinstance(one, Late))
         return any(one.of is node and one.input == of for one in late)
@@ -382,7 +382,7 @@ class Graph:
 
     @contextmanager
     def saying_where(self, uid: str) -> Iterator[None]:
-        """The same for what is raised inside."""
+        """The same for errors that are raised inside."""
         try:
             yield
         except PenstockError as error:
@@ -415,7 +415,7 @@ class Graph:
         )
 
     def upstream_operators(self) -> dict[str, tuple[str, ...]]:
-        """The uids of the operators in front of each operator, near and far; those in front come first in it."""
+        """For each operator the uids of all operators upstream of it, in topological order."""
         return {
             operator.uid: tuple(uid for node in operator.inputs for uid in _operators_before(node))
             for operator in self.operators

@@ -19,7 +19,7 @@ from penstock.checkpoint.completed import StoredLifetime, TimeReached
 from penstock.checkpoint.state_columns import columns_of
 from penstock.config import OnBadRecord
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.operators.bad_records import BadRecords
+from penstock.operators.bad_records import BadRows
 from penstock.operators.base import TaskContext
 from penstock.operators.event_time import LateRows, OperatorClock
 from penstock.operators.process.columns import BatchProcess, run_batch_process
@@ -84,7 +84,7 @@ def task_context(clock: OperatorClock, keys: tuple[str, ...] = ("k",)) -> TaskCo
         clock=clock,
         over_us=None,
         on_bad_record=OnBadRecord.FAIL,
-        bad=BadRecords(UID, CheckpointId(1), kept=False),
+        bad=BadRows(UID, CheckpointId(1), kept=False),
         late=LateRows(None),
         late_right=LateRows(None),
         tolerates=tolerates,
@@ -101,7 +101,7 @@ class OperatorCluster:
         self, root: Path, output: pa.Schema, backend: str = "memory", *, tolerant: bool = False
     ) -> None:
         self.output = output
-        self.bad = BadRecords(UID, 0, kept=True)
+        self.bad = BadRows(UID, 0, kept=True)
         self.parallelism = 1
         self._backend = backend_named(backend)
         self._tolerant = tolerant

@@ -25,7 +25,7 @@ from sql_targets import MySQLTarget, PostgresTarget
 
 from penstock import sinks
 from penstock.errors import BadRecordError
-from penstock.operators.bad_records import BadRecords
+from penstock.operators.bad_records import BadRows
 from penstock.run.sink_writer import TransactionWriter, write_checked
 from penstock.sinks import TransactionContext, TwoPhaseCommitSink
 from penstock.testing.sink_contract import through_json
@@ -87,7 +87,7 @@ class Target(ABC):
         """Write all in one task that may leave rows out: those that it takes, each found as it was; the others are dead letters."""
         asked = {next(self._numbers): one for one in given}
         task = pickle.loads(pickle.dumps(self._driver))
-        bad = BadRecords("out", 1, kept=True)
+        bad = BadRows("out", 1, kept=True)
         first = min(asked)
         sifter = TransactionWriter(task, TransactionContext("hostile", "out", 1, first, 0, 0), bad)
         rows = [values.row(self.schema, number, *one) for number, one in asked.items()]

@@ -18,7 +18,7 @@ from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform
 from penstock.ids import CheckpointId
 from penstock.operators.aggregate.operator import without_null_keys
-from penstock.operators.bad_records import LETTER, ROW, ROWS, BadRecords
+from penstock.operators.bad_records import LETTER, ROW, ROWS, BadRows
 from penstock.operators.grouping import null_keys
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_tolerant import run_process_tolerantly
@@ -37,7 +37,7 @@ class TolerantHarness(OperatorHarness):
 
     def __init__(self, root):
         super().__init__(root, ["k"], OUTPUT)
-        self.bad = BadRecords("op", 7, kept=True)
+        self.bad = BadRows("op", 7, kept=True)
 
     def process(self, operator, table):
         return self._run(operator, table, self._tolerantly).to_pylist()
@@ -159,7 +159,7 @@ def test_text_that_cannot_be_read_is_bad_in_its_own_key(tmp_path):
 
 def test_a_time_zone_that_only_java_knows_is_no_reason_to_fail():
     """Spark takes GMT+8 for the zone of a session, Python does not know it: a dead letter has the moment in UTC."""
-    bad = BadRecords("op", 7, kept=True)
+    bad = BadRows("op", 7, kept=True)
     moments = pa.array([0, None], pa.timestamp("us", tz="GMT+8"))
     lists = pa.array([[0], []], pa.list_(moments.type))
     bad.add(pa.table({"at": moments, "all": lists}), ["why", "why"])
@@ -203,7 +203,7 @@ def test_null_keys_are_found_row_by_row():
 
 
 def sift(sink, *batches):
-    bad = BadRecords("out", 7, kept=True)
+    bad = BadRows("out", 7, kept=True)
     sifter = TransactionWriter(sink, TransactionContext("job", "out", 1, 7, 0, 3), bad)
     rows = sifter.write([pa.RecordBatch.from_pylist(batch) for batch in batches])
     letters = pa.Table.from_batches(bad.letters(), LETTER).to_pylist()
@@ -321,15 +321,15 @@ def test_rows_that_are_to_be_kept_are_not_only_counted():
     """Aggregated rows without a key that come without the row itself end the run where they are to be kept; elsewhere they are counted."""
     grouped = pa.table({"k": pa.array(["a", None]), ROWS: pa.array([3, 2], pa.int64())})
     with pytest.raises(InternalError, match="2 rows without a key came to operator op"):
-        without_null_keys(grouped, ["k"], BadRecords("op", 7, kept=True))
-    skipping = BadRecords("op", 7, kept=False)
+        without_null_keys(grouped, ["k"], BadRows("op", 7, kept=True))
+    skipping = BadRows("op", 7, kept=False)
     assert without_null_keys(grouped, ["k"], skipping).column("k").to_pylist() == ["a"]
     assert skipping.count == 2
     maps = pa.array(
         [[("z", [[("a", 1)], None])]], pa.map_(pa.string(), pa.list_(pa.map_(pa.string(), pa.int64())))
     )
     row = pa.StructArray.from_arrays([pa.array([None], pa.string()), maps], names=["k", "maps"])
-    kept = BadRecords("op", 7, kept=True)
+    kept = BadRows("op", 7, kept=True)
     whole = grouped.slice(1).append_column(ROW, row)
     assert without_null_keys(whole, ["k"], kept).num_rows == 0
     letters = pa.Table.from_batches(kept.letters(), LETTER).to_pylist()

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from penstock.errors import BadRecordError
 from penstock.graph import Source, TimeSettings, Transform, Union, streams_that_meet
 from penstock.operators.base import Node
-from penstock.operators.event_time import ANY_TIME, Limits, OperatorClock, TimeColumn, judged_by_time
+from penstock.operators.event_time import ANY_TIME, OperatorClock, TimeColumn, TimeLimits, judged_by_time
 from penstock.operators.top import Top
 from penstock.operators.window.kinds import RowTimes
 
@@ -46,10 +46,10 @@ def test_each_stream_is_judged_by_its_own_sources() -> None:
     near = Source("near", FRAME, None, TimeSettings("at", 0, None, 5))
     timeless = Source("timeless", FRAME, None)
     met = Union(near, timeless)
-    assert streams_that_meet(met) == [(met, Limits(5))]
+    assert streams_that_meet(met) == [(met, TimeLimits(5))]
     given = Transform(Top("top", near, ("k",), 1, (), (), ()), lambda frame: frame)
     both = Union(met, given)
-    assert streams_that_meet(both) == [(near, Limits(5)), (timeless, ANY_TIME), (given, ANY_TIME)]
+    assert streams_that_meet(both) == [(near, TimeLimits(5)), (timeless, ANY_TIME), (given, ANY_TIME)]
     assert both.event_time_column() == TimeColumn("at", of_results=True)
 
 

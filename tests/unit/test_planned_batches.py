@@ -45,7 +45,7 @@ def test_a_batch_was_planned_before_it_waits_for_commits() -> None:
 
     query = SimpleNamespace(
         _spec=SimpleNamespace(name="views"),
-        _engine=Engine(),
+        _run=Engine(),
         _batch_of={},
         _wait_for_commits=lambda: clock.advance(60),
         _batch_lock=threading.Lock(),

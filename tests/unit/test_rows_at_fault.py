@@ -21,7 +21,7 @@ from builders.operator_harness import OperatorHarness
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators.bad_records import LETTER, BadRecords
+from penstock.operators.bad_records import LETTER, BadRows
 from penstock.operators.calls import OUTPUT_ROWS
 from penstock.operators.process import run_tolerant
 from penstock.operators.process.co import in_one_table
@@ -39,7 +39,7 @@ class TolerantHarness(OperatorHarness):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, ["k"], OUTPUT)
-        self.bad = BadRecords("op", 7, kept=True)
+        self.bad = BadRows("op", 7, kept=True)
 
     def process(self, operator: ps.KeyedProcess, table: pa.Table) -> list[dict[str, Any]]:
         def run(*given: Any, **named: Any) -> Any:
@@ -171,7 +171,7 @@ def test_it_is_as_if_bad_rows_had_never_come(kind: type[OneByOne], batches: list
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
         harness, clean = TolerantHarness(Path(one)), OperatorHarness(Path(other), ["k"], OUTPUT)
         for batch in batches:
-            harness.bad = BadRecords("op", 7, kept=True)
+            harness.bad = BadRows("op", 7, kept=True)
             results = harness.process(kind(), table(batch)) if batch else []
             refused = harness.refused()
             good = list((Counter(batch) - refused).elements())

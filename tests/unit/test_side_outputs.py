@@ -23,7 +23,7 @@ from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Side, Source, Transform
 from penstock.keyed_streams import KeyedStream
 from penstock.operators import calls
-from penstock.operators.bad_records import LETTER, BadRecords
+from penstock.operators.bad_records import LETTER, BadRows
 from penstock.operators.failed_call import failed_call
 from penstock.operators.outputs import BAD, RESULTS, SideRows, declared_sides, side_tags, tagged, untagged
 from penstock.operators.process import run_keyed as run_process_module
@@ -65,7 +65,7 @@ class SideHarness(OperatorHarness):
         super().__init__(root, ["k"], OUTPUT)
         self.read = read
         self.tolerant = tolerant
-        self.bad = BadRecords("op", 3, kept=True)
+        self.bad = BadRows("op", 3, kept=True)
         self.sides: Any = None
 
     def run(self, operator, table):
@@ -444,7 +444,7 @@ def test_rows_of_all_outputs_travel_as_one_and_come_apart():
     """Results, dead letters and side outputs, also a row of which every value is null, are what they were; in one schema."""
     wide = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("amount", pa.decimal128(12, 2))])
     tags = {BAD: LETTER, "__penstock_side_0": wide}
-    bad = BadRecords("op", 3, kept=True)
+    bad = BadRows("op", 3, kept=True)
     bad.add(table(("a", 1)), ["why"])
     given = {
         RESULTS: [pa.RecordBatch.from_pylist([{"k": None, "n": None}, {"k": "b", "n": 1}], OUTPUT)],

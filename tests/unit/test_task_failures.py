@@ -88,10 +88,10 @@ class Teller:
     """Takes what a task tells as the driver does: encoded."""
 
     def __init__(self) -> None:
-        self.told = b""
+        self.reports = b""
 
     def tell(self, message: TaskFailed) -> None:
-        self.told = msgspec.json.encode(message)
+        self.reports = msgspec.json.encode(message)
 
 
 def test_what_is_no_text_can_be_told() -> None:
@@ -100,7 +100,7 @@ def test_what_is_no_text_can_be_told() -> None:
     error.add_note("nor \udcfe")
     plan = SimpleNamespace(place=SimpleNamespace(run=3), batch=7)
     report_failure(cast("Any", teller), cast("Any", plan), SubtaskId("out", 0), error)
-    told = msgspec.json.decode(teller.told, type=TaskFailed)
+    told = msgspec.json.decode(teller.reports, type=TaskFailed)
     assert (told.cause, told.notes) == ("ValueError: no file \\udcff", ("nor \\udcfe",))
 
 
@@ -137,7 +137,7 @@ class Telling:
     """An executor that keeps what a task tells."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def attempt(self) -> int:
         return 0
@@ -145,7 +145,7 @@ class Telling:
     partition = attempt
 
     def tell(self, message: Any) -> None:
-        self.told.append(message)
+        self.reports.append(message)
 
 
 def told_by_a_sink(batches: Iterator[pa.RecordBatch], policy: OnBadRecord) -> tuple[list[Any], set[int]]:
@@ -156,7 +156,7 @@ def told_by_a_sink(batches: Iterator[pa.RecordBatch], policy: OnBadRecord) -> tu
     executor: Any = telling
     with pytest.raises((BadRecordError, pa.ArrowInvalid)):
         list(SinkWriter("out", sink, plan, executor, policy)(batches))
-    return telling.told, sink.open
+    return telling.reports, sink.open
 
 
 @pytest.mark.parametrize("policy", [OnBadRecord.FAIL, OnBadRecord.SKIP])
@@ -190,7 +190,7 @@ def told_of(error: Exception) -> TaskFailed:
     teller = Telling()
     plan: Any = SimpleNamespace(batch=7, place=SimpleNamespace(job="job", run=3))
     report_failure(cast("Any", teller), plan, SubtaskId("mine", 0), error)
-    (message,) = teller.told
+    (message,) = teller.reports
     assert isinstance(message, TaskFailed)
     return message
 
@@ -219,8 +219,8 @@ def test_a_job_that_shows_no_rows_tells_no_values(error: Exception) -> None:
     shown, hidden = FailureReports(7), FailureReports(7, shows_rows=False)
     for accounts in (shown, hidden):
         accounts.take(told_of(error))
-    assert "Ann" in str(shown.told)
-    assert "Ann" not in str(hidden.told)
-    made = as_error(hidden.told[0], lambda _: False)
+    assert "Ann" in str(shown.reports)
+    assert "Ann" not in str(hidden.reports)
+    made = as_error(hidden.reports[0], lambda _: False)
     assert type(error).__name__ in str(made)
     assert "its text is not shown" in str(made)

@@ -31,7 +31,7 @@ class Ticks:
         self.ran = 0
         engine = SimpleNamespace(time_us=1, is_due=lambda **_: due, begin_tick=self._run, waiting_commits=0)
         self._query = SimpleNamespace(
-            _engine=engine,
+            _run=engine,
             _spec=SimpleNamespace(event_times={}),
             _job=SimpleNamespace(trigger_s=trigger_s),
             _silence=IdleCheck(trigger_s or 0.0),

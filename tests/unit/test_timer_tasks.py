@@ -172,7 +172,7 @@ def test_what_is_no_timer_is_refused(tmp_path: Path, code: str, error: type[Exce
 
 def test_event_time_must_come_from_somewhere(tmp_path: Path) -> None:
     """Otherwise the timer would wait for ever."""
-    with pytest.raises(UserCodeError, match=r"no source in front of it has any.*by='clock'"):
+    with pytest.raises(UserCodeError, match=r"no source before it has any.*by='clock'"):
         cluster(tmp_path, has_event_time=False).batch(rows(("a", "set")))
 
 

@@ -40,7 +40,9 @@ def test_an_operator_is_woken_when_one_of_its_subtasks_waits_for_this_moment() -
 def test_who_waits_behind_the_end_of_time_is_named(first_us: int, when: str) -> None:
     """With the moment, and what to do."""
     refuse_pending_timers([handle("clock", Due(clock_us=1)), handle("nothing", Due())])
-    with pytest.raises(UserCodeError, match=f"operator loop: .* it still waits for .*{when}: .* drain=True"):
+    with pytest.raises(
+        UserCodeError, match=f"operator loop: .* a timer for .*{when} is still pending: .* drain=True"
+    ):
         refuse_pending_timers([handle("nothing", Due()), handle("loop", Due(event_us=first_us))])
 
 

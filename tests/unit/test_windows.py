@@ -28,9 +28,11 @@ from builders.window_operators import (
     result,
     rows_table,
 )
+from penstock.checkpoint.state_columns import columns_of
 from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.window import own_code
 from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
+from penstock.savepoint.views import views_of
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
@@ -254,3 +256,21 @@ def test_a_late_row_reads_only_its_key(tmp_path: Path, backend: str, monkeypatch
     got = cluster.batch(operator, rows_table([("k7", 12, 1)]), 100)
     assert [(row["n"], row["total"]) for row in got] == [(2, 8)] * 4
     assert sum(read) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("operator", "kinds"),
+    [
+        (WindowAggregates(TimeWindows(20, 5)), {"windows": "windows"}),
+        (WindowCalls(TimeWindows(20, 5)), {"rows": "rows of windows"}),
+        (SessionAggregates(SessionWindows(20)), {"windows": "windows"}),
+        (SessionCalls(SessionWindows(20)), {"windows": "windows", "rows": "rows"}),
+    ],
+    ids=["windows", "windows with own code", "sessions", "sessions with own code"],
+)
+def test_a_user_sees_windows_and_their_rows(
+    operator: WindowAggregates | WindowCalls | SessionAggregates | SessionCalls, kinds: dict[str, str]
+) -> None:
+    """Tables that only say when a window is due are not among the states of an operator."""
+    views = views_of(columns_of(operator.spec.layout()))
+    assert {name: view.kind for name, view in views.items()} == kinds

@@ -1,4 +1,4 @@
-"""Whatever user code hands over as a column, as an Arrow array of the declared type, or a clear refusal. Executors.
+"""What user code gives as a column (a list, a NumPy array, a Series), as an Arrow array of the declared type. Executors.
 
 Values are converted only where nothing is lost and nothing changes its meaning: numbers to numbers, text to text. The number 5 does not
 become the text '5'.
@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.operators.columns import one_chunk
 from penstock.operators.encoding import to_array
 from penstock.state.ddl import spark_type
 from penstock.wording import counted
 
 CHUNK_BYTES = 1 << 30
-"""What is converted at once; half of what one array of text can hold."""
+"""The bytes that are converted at once: half of what one array of text can hold."""
 
 _FAMILIES = (
     ("number", (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)),
@@ -36,7 +37,7 @@ def as_array(values: Any, field: pa.Field, what: str) -> pa.Array:
     """The values as an array of the field's type. `what` begins the message when they cannot be, such as 'operator views: ... set'."""
     column = as_column(values, field, what)
     try:
-        return _one_chunk(column)
+        return one_chunk(column)
     except pa.ArrowException as error:
         raise BadRecordError(
             f"{what} {field.name!r} to {column.nbytes >> 20} MB in {counted(len(column), 'value')}, more than 2 GB at once cannot be kept: "
@@ -66,7 +67,7 @@ def as_column(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
 
 
 def _small_chunks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Other libraries have text of any size in one array, in types whose rows cannot be measured; so cut in halves."""
+    """Cut in halves, because other libraries have text of any size in one array, in types whose rows cannot be measured."""
     if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
         # a part of such an array counts with the text of the whole
         wide = pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary()
@@ -130,12 +131,6 @@ def _by_kind(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray | Non
 
 def _chunked(column: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
 
 
 def _family(kind: pa.DataType) -> str:

@@ -38,10 +38,10 @@ ROW = "__penstock_row"
 _LONGEST_REASON = 2_000
 _LETTERS_IN_A_BATCH = 1_024
 Tolerates = Callable[[Exception], bool]
-"""Whether an exception of user code is about the row, and not about a server, the machine or Penstock."""
+"""Whether an exception of user code is about the row, rather than about a server, the machine or Penstock."""
 
 
-class BadRecords:
+class BadRows:
     """The bad rows of one task."""
 
     def __init__(self, uid: str, batch: int, *, kept: bool) -> None:
@@ -73,11 +73,11 @@ class BadRecords:
             self._letters.append((shown[reason], key, _json(row)))
 
     def note(self, reason: str) -> None:
-        """Say why the rows that come next are bad, where that of the first one only says that it was another."""
+        """Set the reason to report first, where the reason of the first row only says that another row was at fault."""
         self.first_reason = self.first_reason or _shown(reason)
 
     def add_number(self, rows: int, reason: str) -> None:
-        """Take so many rows of which nothing but the number is known."""
+        """Count rows of which only the number is known."""
         self._count(rows, reason)
 
     def _count(self, rows: int, reason: str) -> None:
@@ -98,7 +98,7 @@ class BadRecords:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a row is bad, in one text: Penstock's own words, or the exception of user code and where it was raised."""
+    """Why a row is bad, as text: the message of Penstock's error, or the exception of user code and its line."""
     if isinstance(error, PenstockError):
         return str(error.facts.get("reason", error))
     place = place_in_user_code(error.__traceback__)
@@ -107,7 +107,7 @@ def reason_of(error: Exception) -> str:
 
 
 def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
-    """Whether another row might do better. What may pass by itself, and what Penstock says of anything but a row, ends the run."""
+    """Whether another row might do better. Errors that may pass by themselves, and Penstock's errors about other things, end the run."""
     if isinstance(error, PenstockError):
         return isinstance(error, BadRecordError)
     if isinstance(error, StateAssignedError):  # no other row would do better
@@ -116,12 +116,12 @@ def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
 
 
 def _shown(reason: str) -> str:
-    """Masked before it is cut: half an address is not known for one."""
+    """Secrets are masked before the text is cut, because half an address is not recognised."""
     text = without_secrets(storable(reason))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
-# --- a row as JSON, whatever is in it ---
+# --- a row as JSON ---
 
 
 def _json(row: Mapping[str, Any]) -> str:
@@ -149,7 +149,7 @@ def _plain_scalar(scalar: pa.Scalar) -> Any:
 
 
 def _text(scalar: pa.Scalar) -> str:
-    """Of what Python's calendar and numbers do not reach, and of moments in a time zone that only Java knows."""
+    """For values beyond Python's calendar and numbers, and for moments in a time zone that only Java knows."""
     try:
         if pa.types.is_timestamp(scalar.type) and scalar.type.tz is not None:
             scalar = scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))
@@ -159,7 +159,7 @@ def _text(scalar: pa.Scalar) -> str:
 
 
 def _nested(scalar: pa.Scalar) -> Any:
-    """A struct, list or map with something inside that has no Python value: field by field."""
+    """A struct, list or map that contains something without a Python value, field by field."""
     if pa.types.is_struct(scalar.type):
         return {name: _plain_scalar(scalar[name]) for name in scalar.type.names}
     if pa.types.is_map(scalar.type):
@@ -169,7 +169,7 @@ def _nested(scalar: pa.Scalar) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has a form for: no NaN or infinity, and nothing but text as the name of a field."""
+    """Values that JSON can express: NaN and infinity as text, and names of fields as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -187,32 +187,32 @@ class Rejected(NamedTuple):
 
 
 class RejectedRows:
-    """What the call that is being made rejects. It counts when the call does: until then it is held."""
+    """The rows that the current call rejects. They are held until the call succeeds."""
 
     def __init__(self, operator: str) -> None:
         self.operator = operator
         self.rows: Rows | None = None
-        """Those of the call that is being made; None while there is none that may reject."""
+        """The rows of the current call; None while no call may reject rows."""
         self._held: dict[tuple[type[Row], int], Rejected] = {}
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
     def take(self, row: Any, reason: object) -> None:
-        """Take a row of the call; the same row once more changes nothing."""
+        """Reject a row of the call; rejecting it twice changes nothing."""
         if self.rows is None or not self.rows.holds(row):
             raise no_row_of_the_call(self.operator, row)
         self._held.setdefault((type(row), row._at), Rejected(row, str(reason)))  # noqa: SLF001 - not to be taken for a column
 
     def withdrawn(self) -> list[Rejected]:
-        """What was rejected since this was last called; what is not kept is gone."""
+        """Return the rows rejected since the last call, and forget them."""
         found = list(self._held.values())
         self._held.clear()
         return found
 
 
 class EndsTheRun(RejectedRows):
-    """Where a bad row ends the run. What user code does with the error changes nothing of that."""
+    """For a job in which a bad row ends the run, also if user code catches the error."""
 
     def __init__(self, operator: str) -> None:
         super().__init__(operator)
@@ -231,20 +231,20 @@ class EndsTheRun(RejectedRows):
         raise self._error
 
     def check(self) -> None:
-        """Raise what was rejected, although user code may have caught it."""
+        """Raise the error again that user code may have caught."""
         if self._error is not None:
             raise self._error
 
 
-def take_over(rejected: list[Rejected], bad: BadRecords, key_names: list[str]) -> None:
-    """Make bad rows of what a call that counts has rejected."""
+def take_over(rejected: list[Rejected], bad: BadRows, key_names: list[str]) -> None:
+    """Add the rows that a successful call has rejected to the bad rows."""
     for row, reason in rejected:
         came = row._as_it_came()  # noqa: SLF001 - not to be taken for a column
         bad.add(came.rows, [reason], key_names if came.keys is None else came.keys)
 
 
 def no_row_of_the_call(operator: str, row: object) -> UserCodeError:
-    """About a mistake in user code: no other row would do better, so that it ends the run whatever is set for bad rows."""
+    """The error for a mistake in user code. No other row would do better, so it ends the run also where bad rows are skipped."""
     kind = type(row).__name__
     return UserCodeError(
         f"operator {operator}: reject({kind}, ...) takes a row out of the rows that process() was called with, inside that call",
@@ -254,7 +254,7 @@ def no_row_of_the_call(operator: str, row: object) -> UserCodeError:
 
 
 def nothing_to_reject(operator: str) -> UserCodeError:
-    """Of a context that knows of no rows to reject."""
+    """The error for `reject` in a call that has no rows to reject."""
     return UserCodeError(
         f"operator {operator}: reject() is there for process() of a KeyedProcess, KeyedCoProcess or Process. A row may be in several "
         "windows, and a BatchProcess has columns: filter such rows out before, or emit them to a SideOutput",

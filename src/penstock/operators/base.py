@@ -19,8 +19,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.config import OnBadRecord
-from penstock.operators.bad_records import BadRecords
-from penstock.operators.event_time import ANY_TIME, LateRows, Limits, OperatorClock, TimeColumn
+from penstock.operators.bad_records import BadRows
+from penstock.operators.event_time import ANY_TIME, LateRows, OperatorClock, TimeColumn, TimeLimits
 from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.outputs import Outputs, SideOutput, Tags
@@ -50,7 +50,7 @@ class Node(ABC):
         """The column with the time of its rows, as far as the graph knows it; None where no source before it has event time."""
 
     @abstractmethod
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """Which times of its rows are believed; None where nothing is known about them."""
 
     @property
@@ -189,7 +189,7 @@ class Operator(Node):
         """The time of its results."""
         return self.result_time()
 
-    def time_limits(self) -> Limits | None:
+    def time_limits(self) -> TimeLimits | None:
         """Times of results are believed."""
         return ANY_TIME
 
@@ -268,7 +268,7 @@ class Spec(ABC):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a task is told, and where it puts rows that it leaves out."""
+    """What a task knows about its place and time, and where it puts the rows that it leaves out."""
 
     uid: str
     keys: tuple[str, ...]
@@ -279,7 +279,7 @@ class TaskContext:
     over_us: int | None
     """Windows up to this moment are forgotten in the state of the batch before; None where that is not known."""
     on_bad_record: OnBadRecord
-    bad: BadRecords
+    bad: BadRows
     late: LateRows
     late_right: LateRows
     tolerates: Callable[[Exception], bool]
@@ -323,7 +323,7 @@ class Task(ABC):
     # ── rows as Spark hands them over ──
 
     def rows_given(self, table: pa.Table) -> int:
-        """How many rows of the stream these stand for."""
+        """The number of rows of the stream that these rows stand for."""
         return int(table.num_rows)
 
     def shown_columns(self, table: pa.Table) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every loop that calls user code shares: limits, the encoding of what it gives, and whom an error is blamed on. Executors.
+"""Shared by all loops that call user code: limits, the encoding of results, and the place that an error names. Executors.
 
 The loops themselves are in `process` (key by key, in columns, without a key) and in `window/own_code.py`.
 """
@@ -24,7 +24,7 @@ from penstock.state.sizes import in_batches
 from penstock.wording import counted
 
 OUTPUT_ROWS = 8_192
-"""Results that are encoded together: few enough that they are gone before Python's collector looks at them a second time."""
+"""Results that are encoded together: few enough to be gone before Python's collector visits them a second time."""
 
 
 LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
@@ -32,13 +32,13 @@ LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
 
 
 YOUNG_OBJECTS = 50_000
-"""How many objects may be new before Python's collector looks; its own 700 make it look all the time, even at all that is imported."""
+"""New objects before Python's collector runs. With its default of 700 it runs all the time, and also visits all imported objects."""
 PROCESS, ON_TIMER = "process()", "on_timer()"
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect rarely inside, and as before afterwards. It is never switched off, because user code may leave cycles behind."""
+    """Let Python's garbage collector run rarely inside. It is never switched off, because user code may create cycles."""
     before = gc.get_threshold()
     if 0 < before[0] < YOUNG_OBJECTS:
         gc.set_threshold(YOUNG_OBJECTS, *before[1:])
@@ -49,7 +49,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def not_iterable(results: Any, operator: str, call: str = PROCESS) -> BadRecordError:
-    """The call for a key gave something that holds no results."""
+    """The error for a call that returned something other than results."""
     return BadRecordError(
         f"operator {operator}: {call} returned {results!r}; yield results, or return a list of them"
     )
@@ -67,52 +67,52 @@ def yielded(operator: str, call: str = PROCESS) -> str:
 
 
 def emitted(sides: SideRows, name: str) -> str:
-    """The same about a row of a side output."""
+    """The beginning of a message about a row of a side output."""
     return f"{sides.who(name)}: process() emitted"
 
 
 def encode_sides(sides: SideRows) -> None:
-    """Take over what was emitted since the last time; raises `BadRecordError` for a row that does not fit."""
+    """Encode the rows emitted since the last call; raises `BadRecordError` for a row that does not fit."""
     for name, rows in sides.withdrawn().items():
         for start in range(0, len(rows), OUTPUT_ROWS):
             chunk = rows[start : start + OUTPUT_ROWS]
             sides.keep(name, in_batches(to_table(chunk, sides.schemas[name], emitted(sides, name))))
 
 
-def to_table(chunk: list[Any], output: pa.Schema, said: str) -> pa.Table:
-    """Rows of user code as columns; raises `BadRecordError`, which begins with `said`, for one that does not fit the schema."""
+def to_table(chunk: list[Any], output: pa.Schema, prefix: str) -> pa.Table:
+    """Rows of user code as columns; raises `BadRecordError`, which begins with `prefix`, for one that does not fit the schema."""
     width = len(output.names)
     plain = chunk
     if set(map(type, chunk)) != {tuple}:
-        plain = [_as_tuple(result, output, said) for result in chunk]
+        plain = [_as_tuple(result, output, prefix) for result in chunk]
     if set(map(len, plain)) != {width}:
         wrong = next(result for result in plain if len(result) != width)
         raise BadRecordError(
-            f"{said} {wrong!r} with {counted(len(wrong), 'value')}, its schema has "
+            f"{prefix} {wrong!r} with {counted(len(wrong), 'value')}, its schema has "
             f"{counted(width, 'column')} ({', '.join(output.names)})"
         )
     columns = [
-        to_array(list(map(itemgetter(index), plain)), field, said) for index, field in enumerate(output)
+        to_array(list(map(itemgetter(index), plain)), field, prefix) for index, field in enumerate(output)
     ]
     return pa.Table.from_arrays(columns, schema=output)
 
 
-def _as_tuple(result: Any, output: pa.Schema, said: str) -> Any:
+def _as_tuple(result: Any, output: pa.Schema, prefix: str) -> Any:
     if isinstance(result, Mapping):
         unknown = sorted(set(result) - set(output.names), key=repr)
         if unknown:
-            raise BadRecordError(f"{said} unknown columns {unknown}: {result!r}")
+            raise BadRecordError(f"{prefix} unknown columns {unknown}: {result!r}")
         return tuple(result.get(name) for name in output.names)
     if isinstance(result, tuple | list | Row):
         return _by_name(result, output.names)
     raise BadRecordError(
-        f"{said} {result!r}; give a tuple with one value per column "
+        f"{prefix} {result!r}; give a tuple with one value per column "
         f"({', '.join(output.names)}) or a dictionary"
     )
 
 
 def _by_name(result: Any, columns: list[str]) -> Any:
-    """A named tuple, or a row of PySpark's, that has the columns in another order; all others go by position."""
+    """Reorder a named tuple or a PySpark row that has the columns in another order; others go by position."""
     names = getattr(result, "__fields__", None) or getattr(result, "_fields", None)
     if names is None or list(names) == columns or sorted(names) != sorted(columns):
         return result
@@ -122,7 +122,7 @@ def _by_name(result: Any, columns: list[str]) -> Any:
 
 @contextmanager
 def blamed_on(code: Callable[..., object]) -> Iterator[None]:
-    """What is wrong with the results of a function shows only when they are looked at: then the function is where to look."""
+    """Add the place of the function to errors about its results, which are found only when the results are encoded."""
     try:
         yield
     except BadRecordError as error:

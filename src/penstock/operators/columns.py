@@ -21,18 +21,34 @@ def widened(table: pa.Table) -> pa.Table:
 
 
 def narrowed(table: pa.Table) -> pa.Table:
-    """The table with its usual types again; a column that is still too large (one key with gigabytes) stays as it is."""
+    """The table with 32-bit offsets again; a column that is still too large (one key with gigabytes) stays wide."""
     return _cast(table, _narrow_type, lambda size: size <= NARROW_BYTES)
 
 
 def as_batch(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A part that fits into arrays of the usual types, in these; cut it first."""
+    """The part with the types of the schema. Cut it first, so that it fits into arrays of these types."""
     (batch,) = narrowed(pa.Table.from_batches([part])).cast(schema).combine_chunks().to_batches()
     return batch
 
 
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array, copied only where it has several chunks; raises `pa.ArrowException` where it is too large for one."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of the table in one batch, always copied: a part of a table would keep the whole table in memory."""
+    columns = [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
 def rows_at(table: pa.Table, at: npt.NDArray[np.int64], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows at these positions, in columns of the usual types; cut the positions first, so that they fit."""
+    """The rows at these positions, with the types of the schema. Cut the positions first, so that the rows fit."""
     if not len(at) or not len(schema):
         empty = [pa.array([], field.type) for field in schema]
         return pa.RecordBatch.from_arrays(empty, schema=schema)
@@ -51,7 +67,7 @@ def _cast(
 
 
 def _from_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A copy of a part that lies behind the first 2 GB of its array: Arrow looks at where it lies, not at how long it is."""
+    """Copy a part that lies beyond the first 2 GB of its array: Arrow checks where a part lies, not how long it is."""
     if all(chunk.offset == 0 for chunk in column.chunks):
         return column
     return column.take(pa.array(np.arange(len(column), dtype=np.int64)))

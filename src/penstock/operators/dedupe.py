@@ -1,8 +1,8 @@
 """`dedupe`: let the first row of each value pass, and none that comes within some time of it.
 
 Rows are taken in the order in which they come. A row passes if no row of its value has passed whose event time is less than `within` away
-from its own, before it or behind it. What has passed at time p is asked for by rows that are in time as long as the watermark is below
-p + within: so it is kept so long, and without late rows the watermark, and how rows are cut into batches, changes nothing.
+from its own, before it or after it. Rows in time can be near to a row that passed at time p as long as the watermark is below p + within,
+so p is kept so long. Without late rows, the watermark and the cutting of rows into batches do not change the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PASSED = "passed"
 KEYS_AT_ONCE = 1 << 18
 PIECE_ROWS = 1 << 20
 ROUNDS = 64
-"""In a round the first row that is left of each value passes. What is left after so many is looked at row by row."""
+"""In a round, the first remaining row of each value passes. Rows that remain after so many rounds are judged one by one."""
 _TIME = pa.field("__penstock_time", pa.int64())
 _ROW = "__penstock_row"
 
@@ -53,7 +53,7 @@ class Dedupe(Operator):
     def checked(
         cls, uid: str, upstream: Node, *, on: str | Sequence[str], within: Duration, event_time: str | None
     ) -> Dedupe:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises a `ConfigError` that says what is wrong."""
         keys = (on,) if isinstance(on, str) else tuple(on)
         if not keys or not all(isinstance(key, str) and key for key in keys) or len(set(keys)) < len(keys):
             raise ConfigError(
@@ -72,7 +72,7 @@ class Dedupe(Operator):
         return cls(uid, upstream, keys, within_us, event_time)
 
     def describe(self) -> str:
-        """How far apart rows have to be."""
+        """How far apart rows have to be, to pass both."""
         return f"dedupe within {exactly(self.within_us)}"
 
     @property
@@ -81,13 +81,13 @@ class Dedupe(Operator):
         return True
 
     def needs_event_time(self) -> EventTimeNeed | None:
-        """It says how long values are remembered."""
+        """Event time decides how long values are remembered."""
         return EventTimeNeed("keeps rows as long as event time says", "they would be kept for ever")
 
 
 @dataclass(frozen=True)
 class DedupeSpec(Spec):
-    """What `dedupe` was asked for, and the columns of the stream; `time` is the column with the event time."""
+    """The options of `dedupe`, and the columns of the stream; `time` is the column with the event time."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -95,7 +95,7 @@ class DedupeSpec(Spec):
     within_us: int
 
     def layout(self) -> StateLayout:
-        """What is kept: for each value the moments at which a row has passed, as long as somebody may ask."""
+        """For each value, the moments at which a row has passed, as long as a row may be near to them."""
         key = pa.schema([self.columns.field(name) for name in self.keys])
         lifetime = Lifetime((), stamp_name(PASSED, Measure.WATERMARK), self.within_us, Measure.WATERMARK)
         passed = TableLayout(
@@ -122,7 +122,7 @@ class DedupeSpec(Spec):
 
 @dataclass
 class DedupeTask(Task):
-    """Time changes nothing in its state, except that what nobody asks for any more is gone: so it waits for nothing."""
+    """Lets first rows pass. Time only removes moments from its state, so it waits for nothing."""
 
     spec: DedupeSpec
 
@@ -135,7 +135,7 @@ class DedupeTask(Task):
 
 @dataclass(frozen=True)
 class Deduplicated:
-    """What came of the rows of a batch: those that pass, and those that were late."""
+    """The rows of a batch that pass, and those that are late."""
 
     passed: list[pa.RecordBatch]
     late: pa.Table
@@ -185,7 +185,7 @@ def _first_ones(spec: DedupeSpec, state: OpenState, keys: KeyBatch, rows: Timed)
 
 
 def first_apart(rows: Timed, open_: Flags, within_us: int) -> Flags:
-    """Of the open rows, by key and then as they came, those that are not too near to one of their key that has passed before."""
+    """Which of the open rows pass: those not too near to an earlier row of their key that passed. Rows are by key, then as they came."""
     passed = np.zeros(len(rows), dtype=np.bool_)
     left: Numbers = np.flatnonzero(open_)
     for _ in range(ROUNDS):
@@ -202,10 +202,10 @@ def first_apart(rows: Timed, open_: Flags, within_us: int) -> Flags:
 
 
 def _one_by_one(rows: Timed, left: Numbers, within_us: int, passed: Flags) -> None:
-    """What is left, none of which is near to a row of the rounds.
+    """Judge the remaining rows, none of which is near to a row that passed in a round.
 
-    Of a stretch of time as long as `within_us` at most one row passes, and only it and those of the two stretches beside it can be near: so
-    a value with millions of rows costs no more than as many values, in whatever order they come.
+    Of a stretch of time as long as `within_us` at most one row passes, and only it and those of the two stretches beside it can be near. So
+    a value with millions of rows costs no more than as many values, in any order.
     """
     key = None
     moments: dict[int, int] = {}
@@ -215,11 +215,11 @@ def _one_by_one(rows: Timed, left: Numbers, within_us: int, passed: Flags) -> No
         if row_key != key:
             key, moments = row_key, {}
         stretch = time // within_us
-        before, behind = moments.get(stretch - 1), moments.get(stretch + 1)
+        before, after = moments.get(stretch - 1), moments.get(stretch + 1)
         if (
             stretch not in moments
             and (before is None or time - before >= within_us)
-            and (behind is None or behind - time >= within_us)
+            and (after is None or after - time >= within_us)
         ):
             moments[stretch] = time
             passed[at] = True

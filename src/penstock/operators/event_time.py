@@ -33,29 +33,29 @@ _BITS = 62
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """Which times of rows are believed, and what becomes of the others."""
 
     ahead_us: int | None = None
     refuses_absurd: bool = False
 
 
-ANY_TIME = Limits()
+ANY_TIME = TimeLimits()
 
 
-def widest(limits: Sequence[Limits]) -> Limits | None:
+def widest(limits: Sequence[TimeLimits]) -> TimeLimits | None:
     """The limits of streams that meet: a row may be of any of them."""
     if not limits:
         return None
     ahead = [one.ahead_us for one in limits if one.ahead_us is not None]
-    return Limits(
+    return TimeLimits(
         max(ahead) if len(ahead) == len(limits) else None, all(one.refuses_absurd for one in limits)
     )
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The time of a row is what stands in this column, less so many microseconds."""
+    """The column with the time of rows: its value, less `earlier_us`."""
 
     column: str
     earlier_us: int = 0
@@ -67,8 +67,8 @@ class TimeColumn:
     refuses_absurd: bool = False
     """Whether a row without a time that is believed ends the run, as the source of the rows says."""
 
-    def within(self, limits: Limits) -> TimeColumn:
-        """The same column with these limits."""
+    def within(self, limits: TimeLimits) -> TimeColumn:
+        """This column with these limits."""
         return replace(self, ahead_us=limits.ahead_us, refuses_absurd=limits.refuses_absurd)
 
 
@@ -96,16 +96,16 @@ class OperatorClock:
         return max(self.before_us - lateness_us, self.over_us)
 
     def at_any_time(self) -> OperatorClock:
-        """The same where no row is late for its time alone."""
+        """This clock, with no row late because of its time alone."""
         return replace(self, before_us=LONG_AGO_US, over_us=LONG_AGO_US)
 
     @property
     def touched_us(self) -> int:
-        """When that was touched which a timer by the clock touches: where event time goes. Its end is no moment to count from."""
+        """The event time of state that a timer by the clock touches: the new watermark, unless event time has ended."""
         return next((us for us in (self.watermark_us, self.before_us) if us < FAR_AWAY_US), LONG_AGO_US)
 
     def judging(self, time: TimeColumn) -> OperatorClock:
-        """The same for rows with this time. What is absurd their own source says, and nobody of results."""
+        """This clock for rows with this time. The source of the rows decides which times are absurd; those of results never are."""
         if time.of_results:
             return replace(self, latest_us=FAR_AWAY_US, refuses_absurd=False)
         ahead_us = FAR_AWAY_US if time.ahead_us is None else time.ahead_us
@@ -123,7 +123,7 @@ class JudgedRows:
 
 
 def judged_by_time(rows: pa.Table, time: TimeColumn, clock: OperatorClock, *, operator: str) -> JudgedRows:
-    """Part rows by whether they come in time."""
+    """Separate rows that come in time from late ones."""
     clock = clock.judging(time)
     times, known = _numbers(rows.column(time.column), time.earlier_us)
     sensible = known & (times > LONG_AGO_US) & (times < FAR_AWAY_US) & (times <= clock.latest_us)
@@ -158,7 +158,7 @@ def _absurd(rows: pa.Table, column: str, operator: str) -> BadRecordError:
 
 
 class LateRows:
-    """The late rows of one task. An operator gives it every row that it leaves out for its time: none goes without being counted."""
+    """The late rows of one task. An operator adds every row that it leaves out because of its time, so all are counted."""
 
     def __init__(self, schema: pa.Schema | None) -> None:
         self.count = 0
@@ -166,7 +166,7 @@ class LateRows:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Take rows as they came to the operator; columns that its input does not have are taken away."""
+        """Add rows as they arrived; columns that the operator's input does not have are removed."""
         self.count += rows.num_rows
         if self._schema is None or not rows.num_rows:
             return
@@ -176,15 +176,15 @@ class LateRows:
 
     @property
     def kept(self) -> bool:
-        """Whether somebody reads them."""
+        """Whether the job reads the late rows, so that they are kept."""
         return self._schema is not None
 
     def add_number(self, rows: int) -> None:
-        """Take so many rows of which nothing but the number is known, or that go to `late()` in another way."""
+        """Count rows of which only the number is known, or which reach `late()` in another way."""
         self.count += rows
 
     def batches(self) -> list[pa.RecordBatch]:
-        """Those that somebody reads."""
+        """The late rows that are kept, in batches of the input's schema."""
         return self._batches
 
 
@@ -208,25 +208,25 @@ class Ranges:
 
     @property
     def counts(self) -> Numbers:
-        """How many each found."""
+        """How many rows each one found."""
         return self.stop - self.start
 
     def pairs(self, at_most: int) -> Iterator[tuple[Numbers, Numbers]]:
-        """Who asked and what was found, pair by pair; about so many at a time, unless one row has found more."""
+        """Pairs of the row that asks and the row that it found, about so many at a time, unless one row found more."""
         asking = np.flatnonzero(self.counts)
         counts = self.counts[asking]
         ends = np.cumsum(counts)
         first = done = 0
         while first < len(asking):
-            behind = max(int(np.searchsorted(ends, done + at_most, side="right")), first + 1)
-            part, lengths = asking[first:behind], counts[first:behind]
-            begins = ends[first:behind] - lengths - done
-            within = np.arange(int(ends[behind - 1]) - done) - np.repeat(begins, lengths)
+            end = max(int(np.searchsorted(ends, done + at_most, side="right")), first + 1)
+            part, lengths = asking[first:end], counts[first:end]
+            begins = ends[first:end] - lengths - done
+            within = np.arange(int(ends[end - 1]) - done) - np.repeat(begins, lengths)
             yield np.repeat(part, lengths), np.repeat(self.start[part], lengths) + within
-            first, done = behind, int(ends[behind - 1])
+            first, done = end, int(ends[end - 1])
 
     def found(self, rows: int) -> npt.NDArray[np.bool_]:
-        """Which of so many rows somebody found."""
+        """Which of so many rows were found at least once."""
         begun = np.bincount(self.start, minlength=rows + 1) - np.bincount(self.stop, minlength=rows + 1)
         return np.cumsum(begun)[:rows] > 0
 
@@ -243,7 +243,7 @@ def in_range(rows: Timed, key_index: Numbers, earliest: Numbers, latest: Numbers
         return _in_range_by_rank(rows, key_index, earliest, latest)
     numbers = (rows.key_index << width) + (rows.times - lowest)
     base = key_index << width
-    # from 0 to one behind the last: what begins behind all rows of its key must not find those of the next one
+    # from 0 to one after the last: a range after all rows of its key must not find those of the next key
     low = np.clip(earliest, lowest, highest + 1) - lowest
     high = np.clip(latest, lowest - 1, highest) - lowest
     start = np.searchsorted(numbers, base + low)
@@ -252,7 +252,7 @@ def in_range(rows: Timed, key_index: Numbers, earliest: Numbers, latest: Numbers
 
 
 def _in_range_by_rank(rows: Timed, key_index: Numbers, earliest: Numbers, latest: Numbers) -> Ranges:
-    """The same with the rank of a moment in place of the moment, where both numbers do not fit into one."""
+    """`in_range` with the rank of a moment in place of the moment, where key and moment do not fit into one number."""
     moments, rank = np.unique(rows.times, return_inverse=True)
     ranked = Timed(rows.key_index, rank.astype(np.int64))
     first = np.searchsorted(moments, earliest).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What can be said of an exception of the user's code in a task: its line, the key, the row, and which names there are. Executors.
+"""Describes an exception of user code in a task: its line, the key, the row, and which names there are. Executors.
 
 All of it is read from the exception, where it was raised: code that fails seldom pays nothing while it works.
 """
@@ -30,7 +30,7 @@ _OF_CONTEXT = ("emit", "reject", "set_timer", "delete_timer", "watermark", "now"
 
 @dataclass(frozen=True)
 class FailedCall:
-    """What is known; '' and None for what is not."""
+    """The known facts about a failed call; '' and None for what is not known."""
 
     place: Place | None = None
     key: str = ""
@@ -38,11 +38,11 @@ class FailedCall:
     names: str = ""
     """Which there are, where the code has used one that there is not."""
     is_wrong_name: bool = False
-    """A name that nothing has, or one that is not to be assigned to: no second try makes it right."""
+    """Whether the code uses a name that does not exist, or assigns to state: no second attempt helps."""
 
 
 def failed_call(error: BaseException) -> FailedCall:
-    """Look at an exception where it is caught."""
+    """Collect the facts about an exception, where it is caught."""
     seen = user_frames(error.__traceback__)
     frames = [frame for frame, _ in seen]
     names = _names(error, frames)
@@ -64,7 +64,7 @@ def _code(error: BaseException) -> Place | None:
 
 
 def shown(value: object) -> str:
-    """A value for a message, whatever it is, cut where it is long."""
+    """A value of any kind for a message, cut where it is long."""
     try:
         text = _columns(value) if isinstance(value, Mapping) else repr(value)
     except Exception as error:  # noqa: BLE001 - the user's own repr, or text that is no UTF-8: this is not what failed
@@ -102,7 +102,7 @@ def _is_call(frame: FrameType) -> bool:
 
 
 def _key(frames: list[FrameType]) -> str:
-    """What `process` or `on_timer` was called with."""
+    """The key that `process` or `on_timer` was called with."""
     for frame in frames:
         arguments = _arguments(frame)
         if (

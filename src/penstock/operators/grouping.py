@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
-from penstock.operators.columns import narrowed, widened
+from penstock.operators.columns import narrowed, one_chunk, widened
 from penstock.operators.rows import Rows, RowTable
 from penstock.state.backends.base import OpenState
 from penstock.state.backends.sorted_lookup import no_columns
@@ -50,7 +50,9 @@ def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
         table = table.take(pa.array(order)).combine_chunks()
         differs = _differs(sort_keys, _key_columns(table, key_names))
     first = _starts(differs | (sort_keys[1:] != sort_keys[:-1]))[: len(sort_keys)]
-    keys = KeyBatch(sort_keys[first], _record_batch(table.select(key_names).take(pa.array(first))))
+    taken = table.select(key_names).take(pa.array(first))
+    columns = pa.RecordBatch.from_arrays(list(map(one_chunk, taken.columns)), schema=taken.schema)
+    keys = KeyBatch(sort_keys[first], columns)
     return Grouped(keys, np.append(first, len(sort_keys)), table)
 
 
@@ -59,7 +61,7 @@ def equal_rows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The positions that put rows in the order of these numbers, the first ones first, and those equal in `columns` too side by side.
 
-    Also where groups of equal rows start in that order, and behind the last. Rows of one group keep the order they came in.
+    Also where groups of equal rows start in that order, and after the last. Rows of one group keep the order they came in.
     """
     order = np.lexsort(numbers[::-1])
     changes = np.zeros(max(0, len(order) - 1), dtype=np.bool_)
@@ -76,7 +78,7 @@ def equal_rows(
 
 
 def one_row_a_key(table: pa.Table, key_names: list[str]) -> Grouped:
-    """`group_rows`, for what Spark has aggregated."""
+    """`group_rows`, for rows that Spark has aggregated to one per key."""
     grouped = group_rows(table, key_names)
     if len(grouped.keys) != table.num_rows:
         raise InternalError(
@@ -117,7 +119,7 @@ def check_rows(
 ) -> None:
     """Refuse null keys, and rows that belong to another subtask (which would split a key's state in two).
 
-    Of a row without a key the columns `shown` are said.
+    The error shows the columns `shown` of a row without a key.
     """
     for name in key_names:
         nulls = table.column(name).null_count
@@ -149,18 +151,7 @@ def _is_identity(order: npt.NDArray[np.intp]) -> bool:
 
 
 def _key_columns(table: pa.Table, key_names: list[str]) -> list[pa.Array]:
-    return [_one_chunk(table.column(name)) for name in key_names]
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _record_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [
-        _one_chunk(column) if column.num_chunks else pa.array([], column.type) for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+    return [one_chunk(table.column(name)) for name in key_names]
 
 
 def _differs(sort_keys: SortKeys, keys: list[pa.Array]) -> Flags:
@@ -243,7 +234,7 @@ class PieceLimits:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some keys with all their rows and what the state holds of them."""
+    """Some keys with all their rows and their stored state."""
 
     grouped: Grouped
     stored: pa.RecordBatch
@@ -286,7 +277,7 @@ def pieces(grouped: Grouped, limits: PieceLimits, sizes: Bytes | None = None) ->
 
 
 def _bytes_before_keys(grouped: Grouped, max_bytes: int, sizes: Bytes | None) -> Bytes | None:
-    """For every key, and behind the last one, the bytes of all rows before it; None where all fit into one piece."""
+    """For every key, and after the last one, the bytes of all rows before it; None where all fit into one piece."""
     if sizes is None:
         if grouped.table.nbytes <= max_bytes:
             return None

@@ -28,11 +28,11 @@ FROM_RIGHT = "__penstock_right"
 """True in the rows of the second input, null in all others."""
 
 WAKE = "__penstock_wake"
-"""True in rows that only wake a subtask, null in all others; not there in a batch that wakes nobody."""
+"""True in rows that only wake a subtask, null in all others; missing in a batch without such rows."""
 KeyColumn = tuple[str, object, str]
 """A key column: its name, its type, and what the type is called."""
 EVERYTHING = "__penstock_everything"
-"""The key column."""
+"""The key column of operators without a key."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def travelling_names(kind: str, columns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """What a subtask gets of a batch."""
+    """The rows that a subtask receives in a batch."""
 
     own: pa.Table
     broadcast: pa.Table | None = None
@@ -65,7 +65,7 @@ class TaskRows:
 
 
 def collected(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:
-    """All rows of the task; keys in the types of the state, whatever the session's time zone."""
+    """All rows of the task, with keys in the types of the state, in any time zone of the session."""
     received = [batch for batch in batches if batch.num_rows]
     if not received:
         return None
@@ -80,7 +80,7 @@ def collected(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | 
 def divided(
     table: pa.Table, broadcast: Sequence[str] | None = None, right: Sequence[str] | None = None
 ) -> TaskRows:
-    """The rows apart; `broadcast` and `right` have the names of the columns of that side, None where there is none."""
+    """Separate the rows of each input; `broadcast` and `right` have the names of the columns of that side, None where there is none."""
     if WAKE in table.column_names:
         table = table.filter(table.column(WAKE).is_null()).drop_columns([WAKE])
     if right is not None:
@@ -91,8 +91,8 @@ def divided(
     own, number = table.drop_columns([BROADCAST, *travelling]), table.column(BROADCAST)
     if number.null_count == len(number):
         return TaskRows(own)
-    told = table.filter(number.is_valid()).sort_by(BROADCAST).select(travelling)
-    return TaskRows(own.filter(number.is_null()), told.rename_columns(list(broadcast)))
+    received = table.filter(number.is_valid()).sort_by(BROADCAST).select(travelling)
+    return TaskRows(own.filter(number.is_null()), received.rename_columns(list(broadcast)))
 
 
 def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
@@ -169,5 +169,5 @@ def shown_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def shown_key(key: pa.Schema) -> pa.Schema:
-    """The same as a schema."""
+    """The key columns that a user knows, as a schema."""
     return pa.schema([field for field in key if field.name != EVERYTHING])

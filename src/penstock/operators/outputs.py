@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, UserCodeError
-from penstock.operators.state.cells import copy_emitted
+from penstock.operators.state.cells import copy_emitted, shown
 from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.wording import did_you_mean
 
@@ -31,7 +31,7 @@ LATE_RIGHT = "__penstock_late_right"
 """The same for those of its second input."""
 
 Tags = Mapping[str, pa.Schema]
-"""Columns behind those of the results, in this order. Each is a row of its output, or null; a result has null in all."""
+"""Columns after those of the results, in this order. Each is a row of its output, or null; a result has null in all."""
 Outputs = Mapping[str, Sequence[pa.RecordBatch]]
 """Rows by tag."""
 
@@ -42,7 +42,7 @@ def side_tags(names: Iterable[str]) -> dict[str, str]:
 
 
 def tagged(outputs: Outputs, schema: pa.Schema, tags: Tags) -> list[pa.RecordBatch]:
-    """All rows as rows of one kind; as they are where there are no tags. `schema` is that of the results."""
+    """The rows of all outputs in one schema; unchanged where there are no tags. `schema` is that of the results."""
     if not tags:
         return list(outputs.get(RESULTS, ()))
     kinds = {RESULTS: schema, **tags}
@@ -61,7 +61,7 @@ def _with_tags(batch: pa.RecordBatch, own: str, kinds: Tags) -> pa.RecordBatch:
 
 
 def untagged(rows: pa.RecordBatch, tags: Tags) -> dict[str, pa.RecordBatch]:
-    """The rows of a tagged batch by tag; Spark does the same with its own means."""
+    """The rows of a tagged batch by tag, as Spark separates them with expressions of its own."""
     apart = {}
     is_result = pa.repeat(pa.scalar(value=True), rows.num_rows)
     for tag in tags:
@@ -124,7 +124,7 @@ def _listed(name: object, there_are: Iterable[str]) -> str:
 
 
 class SideRows:
-    """What the calls of one task emit: first as it was given, then encoded, where somebody reads the side output."""
+    """The rows that the calls of one task emit: first as given, then encoded where the job reads the side output."""
 
     call = "process()"
     """What user code wrote, for messages."""
@@ -148,19 +148,19 @@ class SideRows:
         return any(len(given) >= rows for given in self._given.values())
 
     def withdrawn(self) -> dict[str, list[Any]]:
-        """What was given since this was last called, by name; what is not kept is gone."""
+        """Return the rows emitted since the last call, by name, and forget them."""
         found = {name: rows for name, rows in self._given.items() if rows}
         for name in found:
             self._given[name] = []
         return found
 
     def keep(self, name: str, batches: Iterable[pa.RecordBatch]) -> None:
-        """Take rows of the right types; those that nobody reads are dropped."""
+        """Keep rows of the right types; those of a side output that is not read are dropped."""
         if name in self._batches:
             self._batches[name].extend(batches)
 
     def batches(self, name: str) -> list[pa.RecordBatch]:
-        """What was kept of a side output that somebody reads."""
+        """The rows of a side output that is read."""
         return self._batches[name]
 
     def who(self, name: str) -> str:
@@ -168,14 +168,14 @@ class SideRows:
         return f"operator {self.operator}, side output {name!r}"
 
     def close(self) -> None:
-        """The calls have ended. Whoever has kept their context can emit nothing more."""
+        """End the calls: a context that user code has kept can emit nothing more."""
         self._given = {}
         self._closed = True
 
     def _refusal(self, name: str, given: Any) -> UserCodeError:
         if self._closed:
             return UserCodeError(
-                f"operator {self.operator}: emit({name!r}, {_short(given)}) after the call of {self.call} had ended: it would be in no "
+                f"operator {self.operator}: emit({name!r}, {shown(given)}) after the call of {self.call} had ended: it would be in no "
                 "checkpoint; emit inside the call that got the context",
                 operator=self.operator,
             )
@@ -183,14 +183,9 @@ class SideRows:
 
 
 def no_such_side(operator: str, name: object, there_are: Iterable[str]) -> UserCodeError:
-    """About a name in user code. No other row would do better, so that it ends the run whatever is set for bad rows."""
+    """The error for an unknown name. No other row would do better, so it ends the run also where bad rows are skipped."""
     return UserCodeError(
         f"operator {operator}: emit({name!r}, ...): there is no such side output; {_listed(name, there_are)}",
         operator=operator,
         is_wrong_name=True,
     )
-
-
-def _short(given: Any) -> str:
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 100 else f"{text[:100]}..."  # noqa: PLR2004 - enough to know it again

@@ -162,7 +162,7 @@ def _null_positions(column: pa.Array | pa.ChunkedArray) -> list[int]:
 
 
 class Unreadable:
-    """Stands in the place of a value."""
+    """Takes the place of a value that Python cannot hold."""
 
     __slots__ = ("_column", "_why")
 
@@ -171,7 +171,7 @@ class Unreadable:
         self._why = why
 
     def error(self) -> BadRecordError:
-        """What is said to whoever looks."""
+        """The error to raise when user code reads the value."""
         return BadRecordError(
             f"column {self._column!r} holds a value that Python cannot read: {self._why}. Filter such rows with is_valid_utf8() or by "
             "their range, or repair them, before key_by",
@@ -180,7 +180,7 @@ class Unreadable:
 
 
 class CheckedValues(list[Any]):
-    """Values that are looked at one by one or in slices; an `Unreadable` among them raises."""
+    """A list of values; reading an `Unreadable` among them raises."""
 
     @overload
     def __getitem__(self, item: SupportsIndex) -> Any: ...
@@ -214,7 +214,7 @@ def _marked(column: pa.Array | pa.ChunkedArray, name: str) -> list[Any]:
 
 
 def _in_python(scalar: pa.Scalar) -> Exception | None:
-    """What Python itself says of the value, which is clearer than what Arrow says."""
+    """Python's own error about the value, which is clearer than Arrow's."""
     try:
         scalar.as_py()
     except UNREADABLE as error:

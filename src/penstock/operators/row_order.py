@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
+from penstock.operators.columns import one_chunk
 from penstock.state.keys import is_own_order, order_numbers
 
 Numbers = npt.NDArray[np.int64]
@@ -52,7 +53,7 @@ def parse_order(given: object, argument: str = "order_by") -> Order:
 
 
 def parse_orders(given: str | Sequence[str], argument: str) -> tuple[Order, ...]:
-    """One of them, or several."""
+    """Read one order or several, as `parse_order` does."""
     if not isinstance(given, str | tuple | list):
         raise ConfigError(
             f"{argument}={given!r}: it takes names of columns, such as 'at desc', alone or in a list",
@@ -70,7 +71,7 @@ def order_keys(table: pa.Table, orders: Sequence[Order]) -> list[Numbers]:
 
 
 def _keys(column: pa.ChunkedArray, order: Order) -> list[Numbers]:
-    values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    values = one_chunk(column)
     if not values.null_count:
         numbers = _numbers(values)
         return [~numbers if order.descending else numbers]

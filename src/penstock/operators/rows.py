@@ -18,7 +18,7 @@ from penstock.operators.python_values import readable
 
 
 class UnknownColumnError(KeyError):
-    """User code asked for a column by a name that none has."""
+    """User code asked for a column that does not exist."""
 
     def __init__(self, name: str, there_are: Sequence[str]) -> None:
         super().__init__(name)
@@ -63,7 +63,7 @@ class RowTable:
         return self._columns.slice(start, stop - start)
 
     def of_inputs(self, start: int, stop: int) -> tuple[tuple[RowTable, int, int], tuple[RowTable, int, int]]:
-        """Where the rows of the left input lie among these, and where those of the right one, of an operator that has two."""
+        """The places of the left and of the right input's rows among these, for an operator with two inputs."""
         raise InternalError(f"the rows {start} to {stop} are of one input")
 
     def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
@@ -126,7 +126,7 @@ class Row:
         return tuple, (tuple(self),)
 
     def _asdict(self) -> dict[str, Any]:
-        """The values by name."""
+        """The values of the row by column name."""
         return dict(zip(self._fields, self, strict=True))
 
     def _replace(self, **values: Any) -> Any:
@@ -198,20 +198,20 @@ class Rows(Sequence[Any]):
         return isinstance(row, Row) and row._is_in(self._table, self._start, self._stop)  # noqa: SLF001 - not to be taken for a column
 
     def of_inputs(self) -> tuple[Rows, Rows]:
-        """Those of each input, of an operator that has two."""
+        """The rows of each input, for an operator with two inputs."""
         left, right = self._table.of_inputs(self._start, self._stop)
         return Rows(*left), Rows(*right)
 
 
 class WatchedRows(Rows):
-    """Rows that know which of them is being looked at, while somebody goes through them."""
+    """Rows that note which of them is being read, while user code iterates."""
 
     __slots__ = ("_inputs", "at")
 
     def __init__(self, table: RowTable, start: int, stop: int) -> None:
         super().__init__(table, start, stop)
         self.at: int | None = None
-        """Its position among the rows; None before the first and behind the last."""
+        """Its position among the rows; None before the first and after the last."""
         self._inputs: tuple[WatchedRows, WatchedRows] | None = None
 
     @override

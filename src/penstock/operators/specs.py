@@ -25,15 +25,15 @@ SPECS: tuple[type[Spec], ...] = (
     AggregateSpec,
     DedupeSpec,
     JoinSpec,
-    WindowSpec,
-    WindowRowsSpec,
     SessionSpec,
     SessionRowsSpec,
+    WindowSpec,
+    WindowRowsSpec,
     CountSpec,
     CountRowsSpec,
     TopSpec,
 )
-"""Asked in this order. A lookup is not among them: its table is shown as it is stored."""
+"""Asked in this order: sessions before other windows, because they share a column. A lookup is missing: its table is shown as stored."""
 
 
 def table_view(table: StoredTable) -> TableView:

@@ -40,16 +40,14 @@ class DueTimers:
 
     @classmethod
     def none(cls, keys: int) -> DueTimers:
-        """Of so many keys."""
+        """No timers for so many keys."""
         nothing = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(keys + 1, dtype=np.int64), nothing, nothing)
 
-    def slice(self, first: int, behind: int) -> DueTimers:
-        """Those of some of the keys."""
-        start, stop = int(self.starts[first]), int(self.starts[behind])
-        return DueTimers(
-            self.starts[first : behind + 1] - start, self.kind[start:stop], self.at_us[start:stop]
-        )
+    def slice(self, first: int, end: int) -> DueTimers:
+        """The timers of the keys from `first` up to `end`."""
+        start, stop = int(self.starts[first]), int(self.starts[end])
+        return DueTimers(self.starts[first : end + 1] - start, self.kind[start:stop], self.at_us[start:stop])
 
 
 class Timers:
@@ -63,7 +61,7 @@ class Timers:
         self.fired = 0
         """How many have fired in this batch."""
         self.touched_us = clock.touched_us
-        """When that was touched, in event time, which a timer by the clock touches."""
+        """The event time of state that a timer by the clock touches."""
         self._tables = {
             EVENT_TIME: _TimerTable(state, EVENT_TIME, key, clock.before_us, clock.watermark_us),
             CLOCK: _TimerTable(state, CLOCK, key, clock.fired_us, clock.now_us),
@@ -90,12 +88,12 @@ class Timers:
             self._tables[KINDS[kind]].write(keys, index, at_us, gone)
 
     def due(self) -> Due:
-        """What is waited for when the batch is over. Called after all writing."""
+        """The moments that the state waits for after the batch. Called after all writing."""
         return Due(self._tables[EVENT_TIME].first(), self._tables[CLOCK].first())
 
 
 class _TimerTable:
-    """Timers of one kind: those behind `after_us` and up to `until_us` are due."""
+    """Timers of one kind: those after `after_us` and up to `until_us` are due."""
 
     def __init__(self, state: OpenState, by: str, key: pa.Schema, after_us: int, until_us: int) -> None:
         self._layout: TableLayout = timer_table(by, key)
@@ -105,7 +103,7 @@ class _TimerTable:
         self._deleted: list[SortedBatch] = []
 
     def due(self, kind: int) -> list[pa.Table]:
-        """Those that are due, in the order of time, as rows with nothing but a key."""
+        """The timers that are due, in the order of time, as rows with only a key."""
         if self._after_us >= self.until_us:
             return []
         return [self._as_rows(part, kind) for part in self._table.until(self.until_us, after=self._after_us)]
@@ -117,7 +115,7 @@ class _TimerTable:
         return pa.table({**columns, _TIMER_AT: found.column(AT), _TIMER_BY: kinds})
 
     def write(self, keys: KeyBatch, index: Positions, at_us: Positions, gone: Flags) -> None:
-        """See `Timers.write`. Only what is stored needs a tombstone."""
+        """Set or delete timers, as `Timers.write` does. Only stored timers need a tombstone."""
         if gone.any():
             stored = self._stored(keys, index, at_us, gone)
             kept = ~gone | stored
@@ -147,7 +145,7 @@ class _TimerTable:
         return KeyBatch(keys.sort_keys[index], identity, at_us)
 
     def first(self) -> int | None:
-        """The first moment behind this batch for which one is set. Stored ones may be seen as they were before it."""
+        """The first moment after this batch for which one is set. Stored ones may be seen as they were before it."""
         stored = self._first_stored()
         first = self._first_set_us if stored is None else min(stored, self._first_set_us)
         return None if first == FAR_AWAY_US else first
@@ -173,7 +171,7 @@ def _as_batch(rows: KeyBatch) -> SortedBatch:
 
 
 def _apart(both: Grouped) -> tuple[Grouped, DueTimers]:
-    """Of rows and timers, ordered by key together, the ones and the others. Those of a key came in their own order."""
+    """Separate rows and timers that were ordered by key together. Those of a key keep their own order."""
     kinds = both.table.column(_TIMER_BY)
     is_timer = kinds.is_valid().to_numpy()
     timers_before = np.concatenate(([0], np.cumsum(is_timer)))[both.starts]
@@ -185,7 +183,7 @@ def _apart(both: Grouped) -> tuple[Grouped, DueTimers]:
 
 @dataclass(frozen=True)
 class TimedPiece:
-    """Some keys with their rows and their state, when what is touched of them was touched, and which of their timers are due."""
+    """Some keys with their rows and their state, when that state is touched, and which of their timers are due."""
 
     piece: Piece
     touches: TouchTimes
@@ -194,13 +192,13 @@ class TimedPiece:
 
 @dataclass(frozen=True)
 class TaskTime:
-    """Time in one task."""
+    """The clock, the event times and the timers of one task."""
 
     clock: OperatorClock = field(default_factory=OperatorClock)
     event_time: str | None = None
     """The column of its rows with their event time; None where they have none."""
     timers: Timers | None = None
-    """Those of an operator that takes timers."""
+    """The timers of the subtask, where the operator takes timers."""
     earlier_us: int = 0
     """The event time is what stands in the column, less so much."""
     begin: Callable[[], None] = lambda: None
@@ -223,9 +221,9 @@ class TaskTime:
         grouped, due = found
         first = 0
         for piece in pieces_with_state(grouped, state if reads else None, limits):
-            behind = first + len(piece.grouped.keys)
-            yield TimedPiece(piece, self.touches(piece.grouped, state.now_us), due.slice(first, behind))
-            first = behind
+            end = first + len(piece.grouped.keys)
+            yield TimedPiece(piece, self.touches(piece.grouped, state.now_us), due.slice(first, end))
+            first = end
 
     def _grouped(self, rows: pa.Table, key_names: list[str]) -> tuple[Grouped, DueTimers] | None:
         if self.timers is not None:
@@ -234,18 +232,18 @@ class TaskTime:
         return grouped, DueTimers.none(len(grouped.keys))
 
     def touches(self, grouped: Grouped, now_us: int) -> TouchTimes:
-        """Of these keys, which are touched in this batch."""
+        """When the state of these keys is touched in this batch."""
         return TouchTimes(now_us, lambda: self._newest_event_times(grouped))
 
     def newest_of(self, key: KeyBatch, rows: pa.Table) -> int:
-        """The same of one key with these rows."""
+        """The newest event time of one key with these rows."""
         grouped = Grouped(key, np.array([0, rows.num_rows], dtype=np.int64), rows)
         return int(self._newest_event_times(grouped)[0])
 
     def _newest_event_times(self, grouped: Grouped) -> Stamps:
         """The newest event time of each key's rows, or the watermark at the beginning of the batch where that is later, or there is none.
 
-        A row that came in time is behind that watermark: so it does not matter which other rows are in its batch.
+        A row that came in time is after that watermark, so it does not matter which other rows are in its batch.
         """
         newest = np.full(len(grouped.keys), self.clock.before_us, dtype=np.int64)
         starts, stops = grouped.starts[:-1], grouped.starts[1:]
@@ -261,7 +259,7 @@ class TaskTime:
 
 
 NO_TIME = TaskTime()
-"""Where nobody asks."""
+"""For operators that do not use time."""
 
 
 def _microseconds(moments: pa.Array) -> pa.Array:

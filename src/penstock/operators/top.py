@@ -19,13 +19,13 @@ from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.table_rows import PieceRows
-from penstock.operators.top_rows import PLACE, NewRows, Ranked, update_top, update_top_of_values
+from penstock.operators.top_rows import PLACE, ArrivedRows, Ranked, update_top, update_top_of_values
 from penstock.operators.views import StoredTable, TableView, plain
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.sizes import in_batches
 
 MOST_ROWS = 10_000
-"""What `top` keeps and emits of a key; whoever wants more wants all of it."""
+"""The most rows that `top` keeps and emits for a key."""
 RANK = pa.field("rank", pa.int32())
 """The column that results have after those of the stream."""
 LIMITS = PieceLimits(bytes=256 << 20)
@@ -52,7 +52,7 @@ class Top(Operator):
         of: str | Sequence[str],
         order_by: OrderBy,
     ) -> Top:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises a `ConfigError` that says what is wrong."""
         whole_number("n", n, minimum=1, maximum=MOST_ROWS)
         orders, values, newest = parse_orders(by, "by"), _names("of", of), parse_orders(order_by, "order_by")
         if not orders:
@@ -74,7 +74,7 @@ class Top(Operator):
         return cls(uid, upstream, keys, n, orders, values, newest)
 
     def describe(self) -> str:
-        """How many rows it keeps."""
+        """The number of rows that it keeps of a key."""
         return f"top {self.n}"
 
 
@@ -89,7 +89,7 @@ def _names(argument: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TopSpec(Spec):
-    """What `top` was asked for, and the columns of the stream. `of` and `newest` are empty where every row counts."""
+    """The options of `top`, and the columns of the stream. `of` and `newest` are empty where every row counts."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -111,20 +111,20 @@ class TopSpec(Spec):
 
     @property
     def own_order(self) -> tuple[Order, ...]:
-        """What orders the rows of a key: its key columns do not."""
+        """The order within a key, without key columns."""
         return tuple(order for order in self.by if order.column not in self.keys)
 
     def _fields(self, names: Sequence[str]) -> list[pa.Field]:
         return [self.columns.field(name) for name in names]
 
     def layout(self) -> StateLayout:
-        """What is kept. The order is in the names, so that a checkpoint with rows of another order is refused by name."""
+        """The tables of rows. The order is in their names, so that a checkpoint with rows of another order is refused by name."""
         key, kept = pa.schema(self._fields(self.keys)), list(self.kept)
-        said = f"top {self.n} by {', '.join(map(str, self.by))}"
+        name = f"top {self.n} by {', '.join(map(str, self.by))}"
         if not self.of:
-            return StateLayout(key, pa.schema([]), (TableLayout(said, pa.schema([*key, PLACE]), self.kept),))
+            return StateLayout(key, pa.schema([]), (TableLayout(name, pa.schema([*key, PLACE]), self.kept),))
         identity, value = pa.schema([*key, *kept[: len(self.of)]]), pa.schema(kept[len(self.of) :])
-        names = (f"rows of {', '.join(self.of)}", f"{said} of {', '.join(self.of)}")
+        names = (f"rows of {', '.join(self.of)}", f"{name} of {', '.join(self.of)}")
         return StateLayout(key, pa.schema([]), tuple(TableLayout(name, identity, value) for name in names))
 
     @classmethod
@@ -162,7 +162,7 @@ def run_top(spec: TopSpec, table: pa.Table, state: OpenState) -> list[pa.RecordB
 
 
 def _update(spec: TopSpec, piece: Grouped, state: OpenState) -> Iterator[Ranked]:
-    new = NewRows(spec, piece)
+    new = ArrivedRows(spec, piece)
     tables = [PieceRows(state.table(one.name), one, piece.keys) for one in spec.layout().tables]
     if spec.of:
         every, first = tables

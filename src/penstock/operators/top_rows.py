@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.columns import as_batch
+from penstock.operators.columns import as_batch, one_batch
 from penstock.operators.grouping import Grouped
 from penstock.operators.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.operators.state.table_rows import (
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 NEW_BYTES = 256 << 20
-"""So many bytes of a key's new rows are looked at at once."""
+"""Bytes of a key's new rows that are ranked at once."""
 PLACE = pa.field("__penstock_place", pa.int64())
 ROWS_AT_ONCE = 1 << 14
-"""So many rows are compared with those that are stored at once: these may be much larger."""
+"""Rows that are compared with stored ones at once: the stored ones may be much larger."""
 WHOLE_BYTES = 256 << 20
-"""So many bytes of a key that is read as a whole are looked at at once."""
+"""Bytes that are ranked at once, of a key that is read as a whole."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class KeyedRows:
         return len(self.key_index)
 
     def take(self, rows: Numbers) -> KeyedRows:
-        """Those at these positions."""
+        """The rows at these positions."""
         return KeyedRows(self.key_index[rows], self.table.take(pa.array(rows)))
 
     def of(self, keys: Flags) -> KeyedRows:
-        """Those of these keys."""
+        """The rows of the flagged keys."""
         return self.take(np.flatnonzero(keys[self.key_index]))
 
     def then(self, others: KeyedRows) -> KeyedRows:
-        """These, and others behind them."""
+        """These rows, then the others."""
         together = pa.concat_tables([self.table, others.table]).combine_chunks()
         return KeyedRows(np.concatenate([self.key_index, others.key_index]), together)
 
@@ -85,18 +85,18 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class NewRows:
+class ArrivedRows:
     """The rows of a piece. One key may have more than fit into an array, so they come in parts."""
 
     spec: TopSpec
     piece: Grouped
 
     def of_keys(self, keys: Portion) -> Iterator[KeyedRows]:
-        """Those of these keys, in the order they came in."""
+        """The rows of these keys, in the order they came in."""
         starts = self.piece.starts
-        start, stop = int(starts[keys.first]), int(starts[keys.behind])
-        counts = np.diff(starts[keys.first : keys.behind + 1])
-        key_index = np.repeat(np.arange(keys.first, keys.behind), counts)
+        start, stop = int(starts[keys.first]), int(starts[keys.end])
+        counts = np.diff(starts[keys.first : keys.end + 1])
+        key_index = np.repeat(np.arange(keys.first, keys.end), counts)
         kept = self.spec.kept
         done = 0
         for part in in_batches(self.piece.table.select(kept.names).slice(start, stop - start), NEW_BYTES):
@@ -105,7 +105,7 @@ class NewRows:
             done += part.num_rows
 
 
-def update_top(spec: TopSpec, rows: PieceRows, new: NewRows, generation: int) -> Iterator[Ranked]:
+def update_top(spec: TopSpec, rows: PieceRows, new: ArrivedRows, generation: int) -> Iterator[Ranked]:
     """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now."""
     for portion in rows.portions():
         yield _update(spec, rows, portion.rows, _first_ones(spec, new.of_keys(portion)), generation)
@@ -113,7 +113,7 @@ def update_top(spec: TopSpec, rows: PieceRows, new: NewRows, generation: int) ->
 
 
 def _first_ones(spec: TopSpec, parts: Iterator[KeyedRows]) -> KeyedRows:
-    """Of several parts the rows that may be first, those that came first before their equals."""
+    """The rows of several parts that may be first. Among equals, those that came first stay."""
     rows = next(parts)
     for part in parts:
         both = rows.then(part)
@@ -148,19 +148,13 @@ def _write(rows: PieceRows, both: KeyedRows, places: Numbers, *, came: Numbers, 
         place = pa.RecordBatch.from_arrays([pa.array(places[at])], schema=rows.sub)
         return RowIds.of(both.key_index[at], place)
 
-    rows.put(ids(came), one_chunk(both.take(came).table))
+    rows.put(ids(came), one_batch(both.take(came).table).columns)
     rows.delete(ids(went))
 
 
-def one_chunk(table: pa.Table) -> list[pa.Array]:
-    """The columns, each as one array."""
-    return [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-
-
-def update_top_of_values(spec: TopSpec, every: PieceRows, first: PieceRows, new: NewRows) -> Iterator[Ranked]:
+def update_top_of_values(
+    spec: TopSpec, every: PieceRows, first: PieceRows, new: ArrivedRows
+) -> Iterator[Ranked]:
     """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now.
 
     `every` has all rows that count, `first` the first ones.
@@ -179,7 +173,7 @@ class _Update:
     first: PieceRows
 
     def ids(self, rows: KeyedRows) -> RowIds:
-        columns = one_chunk(rows.table.select(list(self.spec.of)))
+        columns = one_batch(rows.table.select(list(self.spec.of))).columns
         return RowIds.of(rows.key_index, pa.RecordBatch.from_arrays(columns, schema=self.every.sub))
 
     def portion(self, old: KeyedRows, parts: Iterator[KeyedRows]) -> Iterator[Ranked]:
@@ -188,7 +182,7 @@ class _Update:
         unsure = np.zeros(len(self.every), dtype=np.bool_)
         for part in parts:
             newest = self.newest(part)
-            self.every.put(self.ids(newest), one_chunk(newest.table)[len(self.spec.of) :])
+            self.every.put(self.ids(newest), one_batch(newest.table).columns[len(self.spec.of) :])
             now, came, now_unsure = self.ranked(now, came, newest)
             unsure |= now_unsure
         sure = ~unsure[now.key_index]
@@ -198,7 +192,7 @@ class _Update:
         for whole in self.every.portions(unsure):
             now = self.first_ones(whole.rows)
             keys = np.zeros_like(unsure)
-            keys[whole.first : whole.behind] = unsure[whole.first : whole.behind]
+            keys[whole.first : whole.end] = unsure[whole.first : whole.end]
             yield self.finished(old.of(keys), now, np.ones(len(now), dtype=np.bool_))
 
     def finished(self, old: KeyedRows, now: KeyedRows, came: Flags) -> Ranked:
@@ -215,7 +209,7 @@ class _Update:
     # ── which row of a value counts ────────────────────────────────────────────────────────────
 
     def newest(self, new: KeyedRows) -> KeyedRows:
-        """Of each value the row that counts, if it is one of these; that which came last, or is the last in the order that is given."""
+        """The row that counts for each value, if it is one of these: the one that came last, or is last in `order_by`."""
         order = self.spec.newest
         if order:
             new = new.take(sorted_by(order_keys(new.table, order)))
@@ -260,7 +254,7 @@ class _Update:
         return both.take(top), np.append(came, np.ones(len(newest), dtype=np.bool_))[top], unsure
 
     def first_ones(self, found: pa.Table) -> KeyedRows:
-        """Of all rows of some keys the first ones; there may be more than fit into an array."""
+        """The first of all rows of some keys; there may be more than fit into an array."""
         first = self.keyed(found.slice(0, 0))
         for part in in_batches(found, WHOLE_BYTES):
             both = first.then(self.keyed(pa.Table.from_batches([part])))
@@ -297,7 +291,7 @@ class _Update:
         left = before.take(np.flatnonzero(~changed[before.key_index]))
         right = now.take(np.flatnonzero(~changed[now.key_index]))
         if len(left):
-            same = rows_equal(one_chunk(left.table), one_chunk(right.table))
+            same = rows_equal(one_batch(left.table).columns, one_batch(right.table).columns)
             changed[left.key_index[~same]] = True
         return changed
 
@@ -307,4 +301,4 @@ class _Update:
         went = named[named < len(old)]
         self.first.delete(self.ids(old.take(went[gone_from[old.key_index[went]]])))
         taken = now.take(np.flatnonzero(came))
-        self.first.put(self.ids(taken), one_chunk(taken.table)[len(self.spec.of) :])
+        self.first.put(self.ids(taken), one_batch(taken.table).columns[len(self.spec.of) :])

@@ -1,4 +1,4 @@
-"""What a user sees of stored state: columns made of stored ones, and the views of tables. Pure; driver and executors.
+"""Views of stored state: the columns and tables that a user sees, made of stored ones. Pure; driver and executors.
 
 State is stored in tables, and not all that is in them means something to a user: sort numbers, stamps of times to live, sums and counts
 that are parts of an average. A view is one state of an operator, out of one table. Specs say how their tables are shown (`Spec.shown`).
@@ -38,7 +38,7 @@ class Shown(ABC):
     @property
     @abstractmethod
     def type(self) -> pa.DataType:
-        """That of its values."""
+        """The type of its values."""
 
     @abstractmethod
     def of(self, rows: pa.RecordBatch) -> pa.Array:
@@ -95,7 +95,7 @@ class TimestampColumn(Shown):
 
 @dataclass(frozen=True)
 class Result(Shown):
-    """What an aggregate would give now."""
+    """The current result of an aggregate."""
 
     spec: AggregateColumn
 
@@ -161,12 +161,12 @@ class View:
 
     @property
     def columns(self) -> tuple[Shown, ...]:
-        """All of them, in their order."""
+        """All columns, those of the identity first."""
         return (*self.identity, *self.value)
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Arrow's."""
+        """The columns as an Arrow schema."""
         return pa.schema([pa.field(column.name, column.type) for column in self.columns])
 
     def whole(self, stored: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -188,7 +188,7 @@ class View:
 
 
 def whole_keys(stored: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, which come by sort key, in batches of which none ends between two rows of one sort key."""
+    """The rows, ordered by sort key, in batches of which none ends between two rows of one sort key."""
     held: list[pa.RecordBatch] = []
     for batch in stored:
         numbers = batch.column(SORT_KEY).to_numpy()
@@ -228,7 +228,7 @@ class StoredTable:
 
     @property
     def name(self) -> str:
-        """How the operator calls it."""
+        """The operator's name for the table."""
         return self.layout.name
 
     @property
@@ -239,7 +239,7 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class TableView:
-    """What a user sees of a table."""
+    """A table as a user sees it."""
 
     name: str
     kind: str

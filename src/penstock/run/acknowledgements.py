@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """A batch that every operator and every sink is done with."""
+    """The result of a batch after every operator and every sink has answered."""
 
     handles: Mapping[SubtaskId, StateHandle]
     reports: Mapping[SubtaskId, SubtaskReport]
@@ -31,13 +31,13 @@ class Acknowledged:
     with_rows: frozenset[SubtaskId]
     """The subtasks whose tasks opened their state."""
     bad_records: Mapping[str, BadCount]
-    """By the uids of the operators and sinks that could not take some of their rows."""
+    """By the uids of operators and sinks that could not process some of their rows."""
     late_rows: Mapping[str, int]
-    """By the uids of the operators for which some of their rows came too late."""
+    """By the uids of operators that received late rows."""
 
 
 def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[Answer]) -> Acknowledged:
-    """Take the answers of the attempts that were kept. A subtask without rows acknowledges with the handle it had."""
+    """Combine the answers of the kept attempts. A subtask without rows acknowledges with its previous handle."""
     given = [answer for answer in answers if isinstance(answer, OperatorAnswer)]
     _check_once(given, operators, plan)
     _check_written_once([answer for answer in answers if isinstance(answer, SinkAnswer)], plan.batch)
@@ -84,14 +84,14 @@ def _transactions(answers: Sequence[Answer]) -> tuple[PreCommitted, ...]:
 
 
 def _check_once(given: Sequence[OperatorAnswer], operators: Sequence[str], plan: Assignment) -> None:
-    """An operator whose task ran again after its results were used may have answered differently: the batch cannot be trusted."""
+    """Check that each subtask ran once. One that ran again after its results were used may have answered differently."""
     ran = Counter(answer.uid for answer in given)
     for uid in operators:
         _check_times(uid, ran[uid], plan.place.parallelism, plan.batch)
 
 
 def _check_written_once(given: Sequence[SinkAnswer], batch: CheckpointId) -> None:
-    """A sink whose bad rows are kept is no end of Spark's plan: a task of it that is lost with its executor runs, and writes, again."""
+    """Check that each sink task wrote once. If its bad rows are kept, Spark may run its lost tasks again, and they write again."""
     wrote = Counter((answer.uid, answer.subtask) for answer in given)
     for (uid, subtask), times in wrote.items():
         if times > 1:
@@ -116,7 +116,7 @@ def _check_times(uid: str, times: int, parallelism: int, batch: CheckpointId) ->
 
 
 class BadRecordCounts:
-    """Counts over the life of the job: it begins with those of the checkpoint, so that a batch that is done again counts once."""
+    """Counts bad rows over the life of the job. It starts with the counts of the checkpoint, so a repeated batch counts once."""
 
     def __init__(self, restored: Mapping[str, int], *, shows_reasons: bool = True) -> None:
         self._so_far = Counter(restored)
@@ -124,11 +124,11 @@ class BadRecordCounts:
 
     @property
     def so_far(self) -> dict[str, int]:
-        """By operator or sink."""
+        """The rows so far, by operator or sink."""
         return dict(self._so_far)
 
     def add(self, batch: CheckpointId, found: Mapping[str, BadCount]) -> None:
-        """Take the counts of a batch and say them."""
+        """Add the counts of a batch, and log them."""
         for uid, bad in found.items():
             self._so_far[uid] += bad.rows
             _log.log(
@@ -141,7 +141,7 @@ class BadRecordCounts:
 
 
 class LateRowCounts:
-    """Counts over the life of the job: it begins with those of the checkpoint, so that a batch that is done again counts once."""
+    """Counts late rows over the life of the job. It starts with the counts of the checkpoint, so a repeated batch counts once."""
 
     def __init__(self, restored: Mapping[str, int]) -> None:
         self._so_far = Counter(restored)
@@ -149,11 +149,11 @@ class LateRowCounts:
 
     @property
     def so_far(self) -> dict[str, int]:
-        """By operator."""
+        """The rows so far, by operator."""
         return dict(self._so_far)
 
     def add(self, batch: CheckpointId, found: Mapping[str, int]) -> None:
-        """Take the counts of a batch. The first of a run is a warning: rows may be late in every batch."""
+        """Add the counts of a batch, and log them. Only the first of a run is a warning: rows may be late in every batch."""
         for uid, rows in found.items():
             self._so_far[uid] += rows
             _log.log(

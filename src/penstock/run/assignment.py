@@ -1,6 +1,6 @@
-"""What the driver tells the tasks of one batch, and what they answer. Driver and executors.
+"""The assignment that the driver gives to the tasks of one batch, and their answers. Driver and executors.
 
-Answers travel with the result of a task, so that they count only for attempts that were kept.
+Answers travel with the result of a task, so they count only for attempts that Spark kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.storage import Storage
 
 @dataclass(frozen=True)
 class RunPlace:
-    """One run, as every task of it sees it: the same in all its batches."""
+    """The properties of a run that are the same in all its batches, as its tasks see them."""
 
     job: str
     """The owner of its transactions, see `JobRecord`."""
@@ -38,54 +38,54 @@ class RunPlace:
     storage: Storage
     backend: StateBackend
     local_dir: Path
-    """Working files of the run, on whichever machine this is read."""
+    """Folder for the working files of the run, on the machine that reads this."""
     local_recovery: bool
-    """Whether files that earlier runs left on the machine are used again."""
+    """Whether the run reuses files that earlier runs left on the machine."""
     mailbox: Address
     former_uids: FormerUids = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One batch of one run, as every task of it sees it."""
+    """One batch of one run, as its tasks see it."""
 
     place: RunPlace
     batch: CheckpointId
     handles: Mapping[SubtaskId, StateHandle]
     undurable: frozenset[str]
-    """Files of the version before that are not known to be in storage."""
+    """Files of the previous version that are not known to be in storage."""
     keep: frozenset[str]
     """Local files that a pending checkpoint may still have to upload."""
     merges: Mapping[SubtaskId, MergeOrder]
-    """What the task of a subtask starts in the background after its batch."""
+    """The merges that tasks start in the background after the batch, by subtask."""
     merging: frozenset[str]
-    """Files that a merge under way is about to replace."""
+    """Files that a running merge is about to replace."""
     expecting: frozenset[SubtaskId]
-    """Subtasks with a merge of an earlier batch whose result no handle names yet."""
+    """Subtasks with a merge from an earlier batch whose result no handle names yet."""
     forget_earlier_runs: bool
-    """Whether a checkpoint of this run is complete, so that nothing of earlier runs can be taken over any more."""
+    """Whether a checkpoint of this run is complete, so that files of earlier runs are no longer needed."""
     awaited: frozenset[int]
-    """The checkpoints under way when the batch began."""
+    """The checkpoints that were pending when the batch began."""
     newest_will_do: bool
-    """At least once: a subtask may hand in a later version than the one that was asked for."""
+    """At least once: a subtask may upload a later version than the requested one."""
     now_us: int = 0
     """The time of the batch, by which state expires."""
     switched_on_us: SwitchedOn = field(default_factory=dict)
     clocks: Mapping[str, OperatorClock] = field(default_factory=dict)
-    """By operator; those that are not named know of no event time."""
+    """By operator; an operator that is missing here has no event time."""
     wake: frozenset[str] = frozenset()
-    """Operators all of whose subtasks are to run, also those without rows: each gets one that is taken away before anybody looks."""
+    """Operators whose subtasks all run, even without rows: each gets one extra row, which is removed before its code sees it."""
 
     ends_event_time: bool = False
-    """Whether event time has come to its end: all that lived by it has expired, and is removed for good."""
+    """Whether event time has ended: all state that expires by event time is removed for good."""
 
     def time_of(self, uid: str) -> StateTime:
-        """What the tasks of an operator are told about time."""
+        """The times by which the state of an operator expires."""
         clock = self.clock_of(uid)
         return StateTime(self.now_us, self.switched_on_us.get(uid, {}), clock.before_us, clock.fired_us)
 
     def clock_of(self, uid: str) -> OperatorClock:
-        """How far event time has come at an operator, and where it goes in this batch."""
+        """The event time at an operator before this batch, and the time to which the batch advances it."""
         return self.clocks.get(uid) or OperatorClock(now_us=self.now_us)
 
     @property
@@ -95,20 +95,20 @@ class Assignment:
 
 
 class BadCount(msgspec.Struct, frozen=True):
-    """How many rows could not be taken and the job went on without, of how many, and why the first."""
+    """How many rows failed and were left out, out of how many, and the reason of the first."""
 
     rows: int = 0
     of: int = 0
     first_reason: str = ""
 
     def plus(self, other: BadCount) -> BadCount:
-        """Both together."""
+        """The sum of both counts."""
         reason = self.first_reason or other.first_reason
         return BadCount(self.rows + other.rows, self.of + other.of, reason)
 
 
 class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
-    """One kept attempt of an operator's task; without a handle it had no rows, and its subtask keeps what it had."""
+    """The answer of one kept attempt of an operator's task. Without a handle it had no rows, and its subtask keeps its state."""
 
     uid: str
     attempt: int
@@ -116,13 +116,13 @@ class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
     report: SubtaskReport | None
     bad: BadCount = BadCount()
     late: int = 0
-    """How many rows came too late."""
+    """The number of late rows."""
     tries: int = 1
-    """How often its task was begun in this batch."""
+    """How many times Spark started the task in this batch."""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
-    """One kept attempt of a sink's task; without a transaction it had no rows."""
+    """The answer of one kept attempt of a sink's task. Without a transaction it had no rows."""
 
     uid: str
     subtask: int
@@ -137,43 +137,43 @@ _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """For the way to the driver."""
+    """Encode an answer for the way to the driver."""
     return msgspec.json.encode(answer)
 
 
 def decode_answer(encoded: bytes) -> Answer:
-    """What a task has said."""
+    """Decode the answer of a task."""
     return _ANSWERS.decode(encoded)
 
 
 class Executor(Protocol):
-    """Made on the driver and sent along with the task."""
+    """The worker that runs a task. It is made on the driver and sent with the task."""
 
     @property
     def clock(self) -> Clock:
-        """Time, as it passes there."""
+        """The clock of the worker's machine."""
         ...
 
     def attempt(self) -> int:
-        """A number that no other attempt of any task of the run has."""
+        """A number that is unique among all task attempts of the run."""
         ...
 
     def partition(self) -> int:
-        """Which of the tasks that do the same this one is."""
+        """The index of this task among the tasks of the same stage."""
         ...
 
     def answer(self, answer: Answer) -> None:
-        """Tell the driver what came out. It counts only if this attempt is kept."""
+        """Send the result of the task to the driver. It counts only if Spark keeps this attempt."""
         ...
 
     def upload(self, upload: Upload) -> None:
-        """Make state durable later, in the background; the worker may die before."""
+        """Upload state later, in the background. The worker may die before."""
         ...
 
     def merge(self, merge: Merge) -> None:
-        """Merge state later, in the background; the worker may die before."""
+        """Merge state later, in the background. The worker may die before."""
         ...
 
     def tell(self, message: Message) -> None:
-        """Tell the driver at once, whatever becomes of this attempt. Raises OSError when it cannot be reached."""
+        """Send a message to the driver at once, whether or not this attempt is kept. Raises `OSError` if the driver cannot be reached."""
         ...

@@ -31,24 +31,24 @@ LOOK_EVERY_S = 1.0
 
 @dataclass
 class Reading:
-    """One per run. Batches begin in Spark's thread; the thread that watches the query looks for the start."""
+    """The reading side of one run. Batches begin in Spark's thread; the thread that watches the query calls `look_for_the_start`."""
 
     log: ProgressLog
     sources: SourceLog
     numbers: Numbers
-    """The sources of the job, in order, with the number under which Spark knows each streaming source in them."""
+    """The sources of the job, in order, with the numbers under which Spark knows the streaming sources in each."""
     plan: RestorePlan
     mode: Mode
     hold: Callable[[CheckpointId, frozenset[str]], None]
-    """Told what to keep in storage for the next run."""
+    """Called with the files to keep in storage for the next run."""
     clock: Clock
     _start_is_known: bool = field(init=False)
-    """Every source has a position, or a batch has begun in this run: until then a source may still decide, after another has."""
+    """Every source has a position, or a batch has begun in this run. Until then, sources may still choose where they begin."""
     _recorded: frozenset[SourceFile] = field(init=False)
     _last: CheckpointId = field(init=False)
-    """Spark's number of the last batch that was read. In this run it falls behind that of the batch by those that read nothing."""
+    """Spark's number of the last batch that was read. Batches that read nothing do not count here, so it can be lower than ours."""
     _barrier: Barrier = field(init=False)
-    """Where it ended."""
+    """Where that batch ended."""
     _next_look: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,11 +60,11 @@ class Reading:
 
     @property
     def barrier(self) -> Barrier:
-        """Where the last batch ended that read anything: where one ends that reads nothing."""
+        """Where the last batch that read anything ended. A batch that reads nothing ends there, too."""
         return self._barrier
 
     def read(self, batch: CheckpointId) -> Barrier:
-        """Read where a batch of Spark's ends, by Spark's number."""
+        """Read where a batch ends, by Spark's number of it."""
         self._check_follows(batch, self._last)
         with self._lock, self._own_log():
             entry = self.log.entry(batch)
@@ -75,12 +75,12 @@ class Reading:
         return self._barrier
 
     def begin(self, batch: CheckpointId, barrier: Barrier) -> None:
-        """Record what a later run must know of a batch even if this one dies now. Called with the number of the job's own."""
+        """Record what a later run must know about the batch even if this run dies now. `batch` is the job's own number."""
         if self.mode is Mode.AT_MOST_ONCE:
             self._record(StartedBatch(self.log.run, barrier, batch))
 
     def look_for_the_start(self) -> None:
-        """Keep where the sources have decided to begin, while no batch comes that would do it."""
+        """Record where the sources begin, as long as no batch has begun."""
         now = self.clock.monotonic()
         if self._start_is_known or now < self._next_look:
             return
@@ -93,25 +93,25 @@ class Reading:
 
     @contextmanager
     def _own_log(self) -> Iterator[None]:
-        """Only a run that takes over deletes the log of another. This one is told at its next look at the claims."""
+        """Explain a missing log: only a run that takes over deletes it. This run is fenced at its next check of the claim."""
         try:
             yield
         except FileNotFoundError as gone:
             raise UnavailableError(
-                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is not whole any more ({gone}): another run has "
-                "taken the job over, or somebody has deleted it",
+                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is incomplete ({gone}): another run has "
+                "taken the job over, or the log was deleted",
                 folder=self.log.folder,
             ) from gone
 
     def _keep_start(self) -> None:
-        """The next run, should this one complete no checkpoint, must begin where this one did."""
+        """Record the start: if this run completes no checkpoint, the next run must begin at the same positions."""
         files = () if self._start_is_known else self.sources.keep()
         if not self._recorded.issuperset(files):
             self._record(self._with_start(files))
             self._recorded = frozenset(files)
 
     def _with_start(self, files: tuple[SourceFile, ...]) -> StartedBatch:
-        """What was recorded when this run began, with what sources have noted since."""
+        """The record from the beginning of this run, with the files that sources have written since."""
         run, plan = self.log.run, self.plan
         if plan.last_read == NO_CHECKPOINT:
             return StartedBatch(run, Barrier(dict.fromkeys(self.numbers), "", files, numbers=self._numbers))
@@ -134,10 +134,12 @@ class Reading:
     def _record(self, started: StartedBatch) -> None:
         started = msgspec.structs.replace(started, positions_set=dict(self.plan.options.positions))
         record_started(self.log.storage, started)
-        self.hold(started.id, started.files)  # not before: until now the record named others
+        self.hold(
+            started.id, started.files
+        )  # only after the record is written: until now the record named other files
 
     def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:
-        """The log is this run's alone and says which batch was the last: another number means that rows are missing or come twice."""
+        """Check the order of batches. The log belongs to this run only, so another number means that rows are missing or repeated."""
         if batch != after + 1:
             raise UnavailableError(
                 f"batch {batch} came after batch {after}: something else than Spark has changed its progress log {self.log.folder} in "
@@ -147,7 +149,7 @@ class Reading:
             )
 
     def _positions(self, entry: str) -> dict[str, object]:
-        """The positions by source; a source with several streams in it has a list."""
+        """The positions by source; a source with several streams has a list."""
         found = iter(progress_log.positions(entry))
         result: dict[str, object] = {}
         for uid, numbers in self.numbers.items():
@@ -157,30 +159,30 @@ class Reading:
 
 
 ALL_ROWS = "*"
-"""The partition of a source whose rows do not tell theirs. No name of a partition is like it."""
+"""The partition of a source whose rows do not tell their partition. No partition name looks like it."""
 
 
 def partition_name(parts: Sequence[object]) -> str:
-    """How a partition is called: what tells it apart, as texts, in JSON. Two never share a name, whatever is in the columns."""
+    """The name of a partition: the values that identify it, as JSON. Two partitions never share a name, whatever the values are."""
     texts = [None if part is None else str(part) for part in parts]
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
 
 
 def partition_parts(name: str) -> list[str | None]:
-    """What tells the partition of this name apart."""
+    """The values that identify the partition of this name."""
     parts: list[str | None] = json.loads(name)
     return parts
 
 
 def moved(before: Mapping[str, object], after: Mapping[str, object]) -> frozenset[str]:
-    """The sources of which a batch that ends there may have rows."""
+    """The sources whose positions differ: those that a batch may have read."""
     return frozenset(uid for uid, position in after.items() if uid not in before or before[uid] != position)
 
 
 def named_partitions(
     positions: Mapping[str, object], event_times: Mapping[str, TimeSettings]
 ) -> dict[str, frozenset[str]]:
-    """The partitions of the sources whose positions name them; Kafka's are `{"topic": {"0": 17}}`, those of a log `{"0": 17}`."""
+    """The partitions of sources whose positions name them. Kafka's look like `{"topic": {"0": 17}}`, those of a log like `{"0": 17}`."""
     return {
         uid: frozenset(map(partition_name, _leaves(position)))
         for uid, settings in event_times.items()

@@ -1,8 +1,8 @@
-"""One run of a job: plans its batches, takes what tasks answer and executors tell, and hands it to the coordinator. Driver.
+"""One run of a job: assigns its batches, collects the answers of tasks, and passes them to the coordinator. Driver.
 
-Whoever drives it (Spark's query, or the simulation) calls `begin_batch` and `end_batch` for one batch after the other, `deliver` for every
-message, from any thread, and `look_after` again and again meanwhile. When something `is_due` and no batch comes, it begins a tick: a batch
-that reads nothing, for the sake of time alone. Batches are numbered here, ticks among them; Spark's numbers count those that read.
+The caller (Spark's query, or the simulation) calls `begin_batch` and `end_batch` for each batch in turn, `deliver` for every message, from
+any thread, and `look_after` at short intervals. When something `is_due` and there is no batch to read, the caller begins a tick: a batch
+that reads nothing and only advances time. Batches are numbered here, including ticks; Spark numbers only the batches that read.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from penstock.wording import duration
 _log = logging.getLogger(__name__)
 
 MOST_WAITING_COMMITS = 10_000
-"""Each metadata names every transaction that waits for its commit, so a sink that stays down must stop the batches some day."""
+"""Each checkpoint's metadata names every uncommitted transaction, so a sink that stays down must stop the batches at some point."""
 
 
 @dataclass(frozen=True)
 class BatchUnderWay:
-    """What has begun and is not acknowledged yet."""
+    """A batch that has begun and is not acknowledged yet."""
 
     assignment: Assignment
     barrier: Barrier
     began: float
     reads: bool = True
-    """Whether Spark has planned it; otherwise it is here for the sake of time."""
+    """Whether Spark planned it to read rows; otherwise it is a tick."""
 
 
 class Run:
-    """One attempt, from its first batch to its last."""
+    """One attempt to run the job, from its first batch to its last."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Run:
         known = named_partitions(start.plan.barrier.positions, spec.event_times)
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
-        self._accounts = FailureReports()
+        self._failures = FailureReports()
         self._repeated = RepeatReporter(
             lambda one: observer.tasks_repeated(
                 one.batch,
@@ -144,23 +144,23 @@ class Run:
 
     @property
     def waiting_commits(self) -> int:
-        """How many transactions wait for their commit. With `MOST_WAITING_COMMITS` of them no batch should begin."""
+        """How many transactions wait for their commit. At `MOST_WAITING_COMMITS` no new batch should begin."""
         return self._coordinator.waiting_commits
 
     @property
     def next_batch(self) -> CheckpointId:
-        """The number of the batch that begins next, or is under way."""
+        """The number of the batch that is running, or begins next."""
         return CheckpointId(self._last_batch + 1)
 
     def begin_batch(
         self, read: CheckpointId, mailbox: Address, *, planned_us: int | None = None
     ) -> BatchUnderWay:
-        """Decide what the tasks of a batch get. Where it ends is read from Spark's progress log, by Spark's number of it.
+        """Assign the work of a batch. Spark's progress log says where it ends, by Spark's number `read`.
 
-        `planned_us`: when Spark had planned it, if not just now. It has looked at all sources then: of those that end where they did
-        before, there was nothing.
+        `planned_us`: when Spark planned the batch, if not just now. Spark had looked at all sources by then: those whose positions did not
+        move had no rows.
         """
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         before = self._reading.barrier.positions
         barrier = self._reading.read(read)
         now_us = self._tell_time()
@@ -174,20 +174,20 @@ class Run:
         return replace(self._begin(barrier, clocks, mailbox), reads=True)
 
     def begin_tick(self, mailbox: Address, *, looked_us: int | None = None) -> BatchUnderWay:
-        """The same for a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        """Begin a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin(self._tell_time(), looked_us=looked_us, waiting=self._waiting)
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_end_of_time(self, mailbox: Address) -> BatchUnderWay:
-        """The same for one in which all is due that waits in event time, whenever it would be. `begin_anew` must follow."""
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        """Begin a batch that ends event time: everything that waits in event time is due. `begin_anew` must follow."""
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin_end_of_time(self._tell_time())
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_anew(self, mailbox: Address) -> BatchUnderWay:
-        """The same for one that removes what lived by event time after its end. Then the watermark is that of the rows again."""
-        self._accounts = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
+        """Begin a batch that removes state which expired at the end of event time. After it, the watermark follows the rows again."""
+        self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         self._tell_time()
         clocks = self._watermarks.begin_anew(self.next_batch)
         return self._begin(self._reading.barrier, clocks, mailbox, anew=True)
@@ -215,7 +215,7 @@ class Run:
         self, batch: CheckpointId, clocks: Mapping[str, OperatorClock], mailbox: Address, *, anew: bool
     ) -> Assignment:
         self._handles, merged = self._merge_orders.adopt(self._handles)
-        expecting = self._merge_orders.expecting  # before new orders, whose files are of this batch
+        expecting = self._merge_orders.expecting  # taken before new orders, whose files belong to this batch
         opening = self._coordinator.begin_batch(batch, self._handles.values(), merged)
 
         def moment_of(uid: str) -> Moment:
@@ -260,7 +260,7 @@ class Run:
     def end_batch(
         self, batch: BatchUnderWay, answers: Sequence[Answer], newest: Newest | None = None
     ) -> None:
-        """All tasks are done: the barrier has passed the whole job. `answers` are those of the attempts that were kept.
+        """All tasks are done: the barrier has passed the whole job. `answers` come from the attempts that Spark kept.
 
         `newest`: the newest event times among the rows that were read.
         """
@@ -291,7 +291,7 @@ class Run:
                 self._clock.wall(),
             )
         )
-        self._repeated.take(repeated_tasks(plan.batch, self._accounts.told, answers))
+        self._repeated.take(repeated_tasks(plan.batch, self._failures.reports, answers))
         self._show_event_time()
         seconds = self._clock.monotonic() - batch.began
         self._observer.batch_done(
@@ -313,47 +313,47 @@ class Run:
 
     @property
     def time_us(self) -> int:
-        """The time of a batch that would begin now."""
+        """The time that a batch would get if it began now."""
         return max(self._now_us, in_microseconds(self._clock.wall()))
 
     def is_due(self, by_us: int | None = None, *, looked_us: int | None = None) -> bool:
-        """Whether a tick that began now would find something to do. `by_us`: by the clock only what is due up to then counts.
+        """Whether a tick that begins now has something to do. `by_us`: only what is due by then on the clock counts.
 
-        `looked_us`: when all sources were last looked at and had nothing, if that was after the last batch: only then is it known that
-        they are silent. With their backlog in front of it, event time must not go on with the clock.
+        `looked_us`: when Spark last looked at all sources and found nothing, if that was after the last batch. Only then are the sources
+        known to be idle; with a backlog ahead, event time must not advance with the clock.
         """
         if self._last_batch == NO_CHECKPOINT:
-            return False  # nothing has been read yet, so that nothing waits
+            return False  # nothing was read yet, so nothing waits
         watermarks_us = self._watermarks.if_nothing_is_read(looked_us, self._waiting)
         return bool(
             due_operators(self._handles.values(), watermarks_us, self.time_us if by_us is None else by_us)
         )
 
     def read_to_the_end(self, looked_us: int) -> None:
-        """All that the sources had at this moment is read, and nothing more will be in this run."""
+        """Everything that the sources had at this moment is read, and this run reads nothing more."""
         self._watermarks.read_to_the_end(looked_us)
 
     @property
     def ends_with_event_time(self) -> bool:
-        """Whether anything would happen at the end of time."""
+        """Whether the end of event time would fire or expire anything."""
         living = expiring_by_event_time(self._spec.layouts) or waiting_in_event_time(self._handles.values())
         return self._last_batch != NO_CHECKPOINT and bool(living)
 
     @property
     def time_is_over(self) -> bool:
-        """Whether the last batch, of this run or the one it goes on from, was the end of time: `begin_anew` must follow."""
+        """Whether event time ended in the last batch, of this run or of the one that it continues: `begin_anew` must follow."""
         return self._watermarks.time_is_over
 
     def check_nothing_waits(self) -> None:
-        """After the end of time: what is set for a moment behind it would never come."""
+        """After a drain, fail if a timer is still pending: it could never fire."""
         refuse_pending_timers(self._handles.values())
 
     # ── beside the batches ─────────────────────────────────────────────────────────────────────
 
     def deliver(self, message: Message) -> None:
-        """An executor has said something. From any thread, in any order, also after the run."""
+        """Take a message of an executor. From any thread, in any order, also after the run."""
         if message.run != self._start.plan.run:
-            return  # of a run before this one
+            return  # from an earlier run
         match message:
             case UploadDone():
                 self._post(SnapshotDurable(message.handle, message.async_ms))
@@ -366,7 +366,7 @@ class Run:
                     )
                 )
             case TaskFailed():
-                self._accounts.take(message)
+                self._failures.take(message)
             case MergeDone():
                 self._merge_orders.done(Merged(message.subtask, message.replaced, message.merged))
                 self._observer.merged(message)
@@ -383,40 +383,40 @@ class Run:
         self._post(SnapshotDurable(handle))
 
     def _not_stored(self, handle: StateHandle, cause: str) -> None:
-        """It declines nothing: whoever waits for the handle goes on waiting. But some of the files may lie in storage now."""
+        """An upload by the driver failed. This declines no checkpoint, but some of the files may be in storage now."""
         files = tuple(sorted(handle.files))
         self._post(SnapshotDeclined(handle.subtask, handle.version, cause, frozenset(), files))
 
     def look_after(self) -> None:
-        """Store what no worker stores any more, and note where sources have decided to begin."""
+        """Upload files whose worker is gone, and record where the sources begin."""
         self._rescue.look(self._coordinator.undurable_handles)
         self._reading.look_for_the_start()
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def told(self) -> TaskFailed | None:
-        """What the task that made the batch fail has said of it."""
-        return self._accounts.decisive
+    def task_failure(self) -> TaskFailed | None:
+        """The failure report of the task that made the batch fail."""
+        return self._failures.decisive
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether a task of the batch has failed so that its next attempt would only fail again."""
-        return self._accounts.hopeless is not None
+        """Whether a task of the batch failed in a way that another attempt would only repeat."""
+        return self._failures.hopeless is not None
 
     def explained(self, error: BaseException) -> Exception | None:
-        """A task's own account of a failure, as the error that the driver makes of it; None when no task has said anything."""
-        told = self._accounts.decisive
-        if told is None:
+        """A task's own report of a failure, as an error of the driver; None if no task has reported anything."""
+        report = self._failures.decisive
+        if report is None:
             return None
-        explained = as_error(told, self._coordinator.names)
+        explained = as_error(report, self._coordinator.names)
         explained.__cause__ = error if self._spec.shows_rows else None
         return explained
 
     def check_claim(self) -> None:
-        """Before the run says that the input is done: one that has lost the job may have found an empty log, and done nothing."""
+        """Check the claim before the run reports the end of its input: a fenced run may have read an empty log and done nothing."""
         self._start.plan.claim.check()
 
     def close(self) -> None:
-        """No batch will follow, and no message. Before the coordinator ends: it discards what was merged in vain."""
+        """No batch and no message will follow. To be called before the coordinator ends, which discards merged files that nothing uses."""
         self._coordinator.give_back(self._merge_orders.unused(), CheckpointId(self._last_batch + 1))

@@ -22,7 +22,7 @@ from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError
 from penstock.ids import SubtaskId
 from penstock.log_fields import about
-from penstock.operators.bad_records import BadRecords, reason_of
+from penstock.operators.bad_records import BadRows, reason_of
 from penstock.run.assignment import Assignment, BadCount, Executor, SinkAnswer
 from penstock.run.task_failures import report_failure
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
@@ -34,13 +34,13 @@ _SHOWN_BYTES = 40
 
 
 def write_checked(sink: TwoPhaseCommitSink, transaction: Transaction, batch: pa.RecordBatch) -> None:
-    """Write rows whose values are what their types say."""
+    """Write rows after checking that their values fit their types."""
     refuse_broken_values(batch)
     sink.write(transaction, batch)
 
 
 def refuse_broken_values(batch: pa.RecordBatch) -> None:
-    """Raise `BadRecordError` for text that is no UTF-8, at any depth, and for decimals with more digits than their type has."""
+    """Raise `BadRecordError` for text that is not UTF-8, at any depth, and for decimals with more digits than their type allows."""
     if _is_whole(batch):
         return
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -58,23 +58,23 @@ def _is_whole(values: pa.RecordBatch | pa.Array) -> bool:
 
 
 def _first_broken_row(column: pa.Array) -> int | None:
-    """Halve the rows. None when it is none of them: a slice of a nested column drags along what is not in it."""
+    """Find the first broken row by halving. None if no row is broken: a slice of a nested column also validates values outside of it."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    first, behind = 0, len(column)
-    if _rows_are_whole(column, first, behind):
+    first, end = 0, len(column)
+    if _rows_are_whole(column, first, end):
         return None
-    while behind - first > 1:
-        middle = (first + behind) // 2
+    while end - first > 1:
+        middle = (first + end) // 2
         if _rows_are_whole(column, first, middle):
             first = middle
         else:
-            behind = middle
+            end = middle
     return first
 
 
-def _rows_are_whole(column: pa.Array, first: int, behind: int) -> bool:
-    return _is_whole(column.take(pa.array(range(first, behind), pa.int64())))
+def _rows_are_whole(column: pa.Array, first: int, end: int) -> bool:
+    return _is_whole(column.take(pa.array(range(first, end), pa.int64())))
 
 
 def _broken(name: str, column: pa.Array, row: int) -> BadRecordError:
@@ -99,20 +99,20 @@ Trial = Callable[[pa.RecordBatch], BadRecordError | None]
 
 @dataclass
 class TransactionWriter:
-    """The rows of one task on their way into one sink."""
+    """Writes the rows of one task into a transaction of one sink, and finds the rows that the sink refuses."""
 
     sink: TwoPhaseCommitSink
     context: TransactionContext
-    bad: BadRecords
+    bad: BadRows
     open: Transaction | None = None
-    """What has to be aborted when the task fails."""
+    """The transaction to abort if the task fails."""
     _late: bool = False
-    """The sink has refused rows at the end, in `pre_commit`: a trial must go as far, which takes longer."""
+    """The sink refused rows in `pre_commit`: trials must include it, which takes longer."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Leave a pre-committed transaction in `open`, if the sink takes any row; returns how many it has taken."""
+        """Leave a pre-committed transaction in `open` if the sink accepts any row. Returns how many rows it accepted."""
         taken = [part for batch in batches for part in self._sifted(batch, self._checked)]
-        # the last time for rows that it refuses at the end: before, it may have refused others so soon that nobody came to the end
+        # the last round is for rows that the sink refuses in pre_commit: refused writes may have hidden them in the rounds before
         for sift in (self._sifted_alone, self._sifted_together, self._sifted_together):
             if self._refused(taken, keep=True) is None:
                 break
@@ -124,7 +124,7 @@ class TransactionWriter:
         return sum(batch.num_rows for batch in taken)
 
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """The same where no row may be refused: each batch is written as it comes, and none is held."""
+        """Write all rows, where the job fails if one is refused: each batch is written as it comes, and none is held in memory."""
         rows = 0
         for batch in batches:
             if batch.num_rows:
@@ -180,7 +180,7 @@ class TransactionWriter:
         return self._refused([rows])
 
     def _refused(self, batches: Rows, *, keep: bool = False) -> BadRecordError | None:
-        """Write them in a transaction of their own; it is aborted, unless the sink takes them and it is to be kept."""
+        """Write rows in a separate transaction. It is aborted unless the sink accepts them and `keep` is set."""
         if not batches:
             return None
         self.open = self.sink.begin_transaction(self.context)
@@ -197,14 +197,14 @@ class TransactionWriter:
         if refused is not None or not keep:
             self.sink.abort(
                 self.open
-            )  # what it raises ends the task: another of this name may only begin when this is gone
+            )  # if this raises, the task ends: a transaction of the same name may begin only when this one is gone
             self.open = None
         return refused
 
 
 @dataclass
 class SinkWriter:
-    """One sink in one batch: begin, write, pre-commit. The transaction goes to the driver as an answer.
+    """One sink in one batch: begin, write, pre-commit. The answer takes the transaction to the driver.
 
     Yields nothing, or the rows that the sink refuses, as dead letters.
     """
@@ -217,7 +217,7 @@ class SinkWriter:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         context = self._context()
-        bad = BadRecords(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
+        bad = BadRows(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
         sifter, rows_in = TransactionWriter(self.sink, context, bad), _Input(batches)
         try:
             write = sifter.write_all if self.on_bad_record is OnBadRecord.FAIL else sifter.write
@@ -255,7 +255,7 @@ class SinkWriter:
             return
         try:
             self.sink.abort(transaction)
-        except Exception as error:  # noqa: BLE001 - the task fails with its own reason; what is left is swept later
+        except Exception as error:  # noqa: BLE001 - the task fails with its own error; recovery aborts the transaction
             _log.warning(
                 "sink %s: a failed task could not abort its transaction, recovery will: %s",
                 *(self.uid, error),
@@ -267,10 +267,10 @@ class SinkWriter:
 
 
 class _Input:
-    """The rows on their way to a sink. When they end with an error, the sink has nothing to tell: it happened to whoever made them.
+    """The rows on their way to a sink. An error while they are read is not the sink's, so the sink does not report it.
 
-    That is an operator in the same worker, which has told it, or Spark and the worker of a Python function, whose stream then breaks off
-    in the middle. What reading that says hides the cause, of which Spark has an account.
+    An operator in the same worker has reported it already. If Spark or the worker of a Python function failed, the stream breaks off in the
+    middle; the error of reading it would hide the cause, which Spark reports.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -287,7 +287,7 @@ class _Input:
 
 @dataclass
 class Fused:
-    """An operator whose results go straight into a sink, in one Python worker."""
+    """An operator and the sink that takes its results, in one Python worker."""
 
     first: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     second: SinkWriter

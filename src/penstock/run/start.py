@@ -1,4 +1,4 @@
-"""Start one run of a job: claim it, restore it, and prepare what its batches need. Driver, before Spark's query."""
+"""Starts one run of a job: claims it, restores it, and prepares its batches. Driver, before Spark's query."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Start:
 
     plan: RestorePlan
     handles: Mapping[SubtaskId, StateHandle]
-    """The state with which the first batch opens each subtask."""
+    """The state that the first batch opens, by subtask."""
     local_dir: Path
-    """Working files of this run; they can be lost at any time."""
+    """Folder for the working files of this run. They can be lost at any time."""
     log: ProgressLog
     source_log: SourceLog
     left_over: tuple[str, ...] = ()
@@ -66,11 +66,11 @@ def start_run(
     before_claim: Callable[[], None] = lambda: None,
     given_up: Callable[[], bool] | None = None,
 ) -> Start:
-    """Claim the job and restore its checkpoint. After this, earlier runs can change nothing any more.
+    """Claim the job and restore its checkpoint. After this, earlier runs can no longer change anything.
 
     `wanted`: an older retained checkpoint instead of the newest. `run_tasks`: runs the tasks that rewrite state. `latest`: asks a source
     where it ends now. `alive`: keeps the heartbeat going while sinks commit and tasks rewrite state, which may take long.
-    `before_claim`: called before the first claim, when nothing is refused any more. `given_up`: see `RecoveryCalls`.
+    `before_claim`: called before the first claim, after all checks have passed. `given_up`: see `RecoveryCalls`.
     """
     of_job(spec.name)
     checkpoint = None if wanted is None else CheckpointId(wanted)
@@ -106,13 +106,13 @@ def start_run(
 
 
 def forget_working_files(spec: JobSpec, start: Start) -> None:
-    """Called at the end of a run. With `local_recovery` the next run may use the files."""
+    """Delete the working files at the end of a run, unless the next run may use them (`local_recovery`)."""
     if not spec.local_recovery:
         shutil.rmtree(start.local_dir, ignore_errors=True)
 
 
 def _begin_local_dir(spec: JobSpec, plan: RestorePlan, randomness: Randomness) -> Path:
-    """Make a folder for working files of this run, beside those of earlier runs."""
+    """Make the folder for the working files of this run, next to those of earlier runs."""
     make_job_dir(spec.working_folder)
     local = run_dir(spec.working_folder, plan.run, randomness.token(8))
     if not spec.local_recovery:
@@ -124,7 +124,7 @@ def _begin_local_dir(spec: JobSpec, plan: RestorePlan, randomness: Randomness) -
 def _migrated(
     spec: JobSpec, plan: RestorePlan, local_dir: Path, run_tasks: RunRestoreTasks
 ) -> dict[SubtaskId, StateHandle]:
-    """The handles after every subtask has rewritten its state."""
+    """Let every subtask rewrite its state, and return the new handles."""
     state = plan.state
     layouts, switched_on_us = state.lifetimes.former
     migration = StateMigration(
@@ -161,7 +161,7 @@ def make_coordinator(
     run_commit: RunCommit,
     listener: CheckpointListener | None = None,
 ) -> Coordinator:
-    """The coordinator of the run."""
+    """Make the coordinator of the run."""
     plan = start.plan
     checkpoint, switched_on = plan.checkpoint, plan.state.lifetimes.switched_on
     identity = Identity(

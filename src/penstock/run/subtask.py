@@ -1,6 +1,6 @@
 """One subtask of an operator in one batch: opens its state, runs its task, freezes the state, answers, uploads. Executors.
 
-An operator does all its work, freezes its state and answers before it hands on a single result: whatever Spark does with the results
+An operator does all its work, freezes its state and answers before it returns a single result. Whatever Spark does with the results
 (reads only some of them, stops early), the state has seen every row of the batch.
 """
 
@@ -18,7 +18,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.ids import SubtaskId
-from penstock.operators.bad_records import LETTER, BadRecords
+from penstock.operators.bad_records import LETTER, BadRows
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.event_time import LateRows
 from penstock.operators.grouping import check_rows
@@ -36,7 +36,7 @@ from penstock.state.local_files import begin_run, forget_earlier_runs, forget_un
 
 @dataclass
 class Subtask:
-    """One operator in one batch. Spark calls it, in a task, with the rows of one subtask; which one is known from the rows."""
+    """One operator in one batch. Spark calls it in a task, with the rows of one subtask. The rows say which subtask it is."""
 
     uid: str
     spec: Spec
@@ -44,9 +44,9 @@ class Subtask:
     executor: Executor
     on_bad_record: OnBadRecord
     late: pa.Schema | None = field(default=None, kw_only=True)
-    """The columns of its late rows, where they are read."""
+    """The columns of late rows, if the job reads them."""
     late_right: pa.Schema | None = field(default=None, kw_only=True)
-    """The same for those of its second input."""
+    """The columns of late rows of the second input, if the job reads them."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = self.executor.attempt()
@@ -67,7 +67,7 @@ class Subtask:
 
     @property
     def tags(self) -> Tags:
-        """What travels with its results, where it is read. `spark/operators/base.py` has them in the same order."""
+        """The outputs that travel with the results, where the job reads them. `spark/operators/base.py` has them in the same order."""
         bad = {BAD: LETTER} if self.on_bad_record is OnBadRecord.KEEP else {}
         late = {LATE: self.late, LATE_RIGHT: self.late_right}
         return {
@@ -133,14 +133,14 @@ class Subtask:
             clock=plan.clock_of(self.uid),
             over_us=None if before is None else before.over_us,
             on_bad_record=self.on_bad_record,
-            bad=BadRecords(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP),
+            bad=BadRows(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP),
             late=LateRows(self.late),
             late_right=LateRows(self.late_right),
             tolerates=tolerates,
         )
 
     def _checked(self, rows: TaskRows, task: Task) -> TaskRows:
-        """The rows without those that have no key, where these are left out; refuses them otherwise, and rows of another subtask."""
+        """Check that all rows belong to this subtask and have a key. Rows without a key are refused, or left out if the job allows it."""
         context = task.context
         right = self.spec.second_input
         right_keys = () if right is None else right.keys
@@ -161,7 +161,7 @@ class Subtask:
         return rows
 
     def _subtask_of(self, table: pa.Table) -> SubtaskId:
-        """Which subtask this is. Not Spark's partition number: in a union of several operators that counts through all of them."""
+        """The subtask of these rows. Spark's partition number is of no use: it counts through all operators of a union."""
         group = int(key_groups(table.column(SORT_KEY).slice(0, 1).to_numpy())[0])
         return SubtaskId(self.uid, owner(group, self.assignment.place.parallelism))
 

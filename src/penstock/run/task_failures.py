@@ -1,6 +1,6 @@
-"""Why a task failed: told by the task itself, and what the driver makes of it. Executors and driver.
+"""Why a task failed: the report of the task, and the error that the driver makes of it. Executors and driver.
 
-Exceptions reach the driver only as text inside Spark's own; what it must decide on is sent as data.
+Exceptions reach the driver only as text inside Spark's own. The facts on which the driver decides are sent as data.
 """
 
 from __future__ import annotations
@@ -43,19 +43,24 @@ _NO_SECOND_TRY = frozenset(
 
 
 def report_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
-    """Called in a task that is about to fail."""
-    told = _told(plan, subtask, error)
+    """Report the error of a task that is about to fail."""
+    report = _report(plan, subtask, error)
     try:
-        executor.tell(told)
-    except ConnectionRefusedError as nobody:
+        executor.tell(report)
+    except ConnectionRefusedError as refused:
         _log.debug(
-            "the run is over, nobody wants to know why %s failed (%s): %s", subtask, told.cause, nobody
+            "the run is over, so the failure of %s is not reported (%s): %s", subtask, report.cause, refused
         )
     except OSError as unreachable:
-        _log.warning("the driver could not be told why %s failed (%s): %s", subtask, told.cause, unreachable)
+        _log.warning(
+            "the failure of %s could not be reported to the driver (%s): %s",
+            subtask,
+            report.cause,
+            unreachable,
+        )
 
 
-def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
+def _report(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
     kind = type(error).__name__ if isinstance(error, PenstockError) else ""
     file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
     call = failed_call(error)
@@ -81,131 +86,133 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
 
 
 class FailureReports:
-    """The accounts of one batch. What comes late, of a task of another batch that Spark had given up, explains nothing."""
+    """The failure reports of one batch. A late report, from a task of an earlier batch that Spark had given up, is ignored."""
 
     def __init__(self, batch: int | None = None, *, shows_rows: bool = True) -> None:
         self._batch = batch
         self._shows_rows = shows_rows
-        self._told: list[TaskFailed] = []
+        self._reports: list[TaskFailed] = []
 
-    def take(self, told: TaskFailed) -> None:
-        """From any thread."""
-        if told.batch == self._batch:
-            self._told.append(told if self._shows_rows else _without_rows(told))
+    def take(self, report: TaskFailed) -> None:
+        """Add a report. From any thread."""
+        if report.batch == self._batch:
+            self._reports.append(report if self._shows_rows else _without_rows(report))
 
     @property
-    def told(self) -> tuple[TaskFailed, ...]:
-        """All of them, the first first."""
-        return tuple(self._told)
+    def reports(self) -> tuple[TaskFailed, ...]:
+        """All reports, in the order of their arrival."""
+        return tuple(self._reports)
 
     @property
     def decisive(self) -> TaskFailed | None:
-        """The failure that the batch ends with: one that would only be met again, or else the first, which others may have followed."""
-        return self.hopeless or (self._told[0] if self._told else None)
+        """The failure that ends the batch: one that a retry would repeat, else the first, which may have caused the others."""
+        return self.hopeless or (self._reports[0] if self._reports else None)
 
     @property
     def hopeless(self) -> TaskFailed | None:
-        """A failure that one more attempt of its task would only meet again: it says so itself, or came at the same place before."""
+        """A failure that another attempt would only repeat: its kind says so, or an attempt failed at the same place before."""
         met: set[tuple[SubtaskId, str]] = set()
-        for told in tuple(self._told):
-            if told.error in _NO_SECOND_TRY or told.is_wrong_name:
-                return told
-            if not told.error and not told.may_pass:
-                if (told.subtask, told.place) in met:
-                    return told
-                met.add((told.subtask, told.place))
+        for report in tuple(self._reports):
+            if report.error in _NO_SECOND_TRY or report.is_wrong_name:
+                return report
+            if not report.error and not report.may_pass:
+                if (report.subtask, report.place) in met:
+                    return report
+                met.add((report.subtask, report.place))
         return None
 
 
-def _without_rows(told: TaskFailed) -> TaskFailed:
-    """Only what cannot have a value of a row in it: which exception, and where."""
-    kind = told.error or told.cause.partition(":")[0]
+def _without_rows(report: TaskFailed) -> TaskFailed:
+    """The report without values of rows: only the exception and its place remain."""
+    kind = report.error or report.cause.partition(":")[0]
     cause = f"{kind} {NOT_SHOWN}"
-    of_rows = told.at is not None or told.error in (
+    of_rows = report.at is not None or report.error in (
         "",
         BadRecordError.__name__,
-    )  # also ours, if the user's code raised it
+    )  # also an exception of ours, if the user's code raised it
     return msgspec.structs.replace(
-        told, cause=cause if of_rows else told.cause, key="", row="", notes=() if of_rows else told.notes
+        report,
+        cause=cause if of_rows else report.cause,
+        key="",
+        row="",
+        notes=() if of_rows else report.notes,
     )
 
 
-def as_error(told: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:
-    """The exception of a task, as far as the driver takes its word for it. Its notes say what the user needs to find the cause."""
-    kind = getattr(errors, told.error, UserCodeError)
+def as_error(report: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:
+    """The error of a task, as far as the driver relies on the report. Its notes help the user to find the cause."""
+    kind = getattr(errors, report.error, UserCodeError)
     if kind is FencedError:
-        kind = UnavailableError  # who owns the job is seen in storage, at the latest when it is claimed again
-    if kind is CorruptStateError and not in_checkpoint(told.file):
-        kind = (
-            UnavailableError  # an executor is gone with files it had not uploaded: go back to the checkpoint
-        )
-    text = f"{told.subtask}: {told.cause}"
-    if told.at is not None and kind is UserCodeError:
-        text += f" ({told.at.short})"
-    error: PenstockError = kind(text, **_facts(told))
-    for note in _notes(told):
+        kind = UnavailableError  # storage shows who owns the job, at the latest at the next claim
+    if kind is CorruptStateError and not in_checkpoint(report.file):
+        kind = UnavailableError  # an executor is gone with files that it had not uploaded: go back to the checkpoint
+    text = f"{report.subtask}: {report.cause}"
+    if report.at is not None and kind is UserCodeError:
+        text += f" ({report.at.short})"
+    error: PenstockError = kind(text, **_facts(report))
+    for note in _notes(report):
         error.add_note(note)
     return error
 
 
-def _facts(told: TaskFailed) -> dict[str, object]:
+def _facts(report: TaskFailed) -> dict[str, object]:
     facts = {
-        "operator": told.subtask.uid,
-        "subtask": told.subtask.index,
-        "batch": told.batch,
-        "key": told.key or None,
-        "row": told.row or None,
-        "is_wrong_name": told.is_wrong_name,
+        "operator": report.subtask.uid,
+        "subtask": report.subtask.index,
+        "batch": report.batch,
+        "key": report.key or None,
+        "row": report.row or None,
+        "is_wrong_name": report.is_wrong_name,
     }
-    if told.at is not None:
-        facts |= {"file": told.at.file, "line": told.at.line}
+    if report.at is not None:
+        facts |= {"file": report.at.file, "line": report.at.line}
     return facts
 
 
-def _notes(told: TaskFailed) -> list[str]:
-    said = (
-        (AT, "" if told.at is None else str(told.at)),
-        ("  key: ", told.key),
-        ("  row: ", told.row),
-        ("  ", told.names),
+def _notes(report: TaskFailed) -> list[str]:
+    facts = (
+        (AT, "" if report.at is None else str(report.at)),
+        ("  key: ", report.key),
+        ("  row: ", report.row),
+        ("  ", report.names),
     )
-    return [*(f"{what}{value}" for what, value in said if value), *(f"  {note}" for note in told.notes)]
+    return [*(f"{what}{value}" for what, value in facts if value), *(f"  {note}" for note in report.notes)]
 
 
 def tolerates(error: Exception) -> bool:
-    """Whether an exception of user code is about the row."""
+    """Whether an exception of user code concerns only the row."""
     return is_of_the_row(error, may_pass)
 
 
 REPORT_EVERY_S = 60.0
-"""So often it is told of an operator: code that stumbles in each batch must not fill the journal."""
+"""Reports about one operator are this far apart: code that fails in every batch must not fill the journal."""
 
 
 @dataclass(frozen=True)
 class RepeatedTask:
-    """The subtasks of one operator or sink that needed more than one attempt."""
+    """One operator or sink whose subtasks needed more than one attempt."""
 
     uid: str
     batch: int
     subtasks: tuple[int, ...]
-    """Those that are known by their number."""
+    """The subtasks whose index is known."""
     attempts: int
-    """The most that one of them needed."""
+    """The largest number of attempts of a subtask."""
     why: str
-    """What the first attempt that failed has said; '' for one that said nothing: its process died."""
+    """The cause that the first failed attempt reported; '' if it reported nothing because its process died."""
     batches_before: int = 0
-    """So many batches with the same came since it was last told."""
+    """How many batches repeated tasks since the last report."""
 
 
 def repeated_tasks(
-    batch: int, told: Sequence[TaskFailed], answers: Sequence[Answer]
+    batch: int, reports: Sequence[TaskFailed], answers: Sequence[Answer]
 ) -> tuple[RepeatedTask, ...]:
-    """`told`: what attempts have said that failed in this batch; `answers`: those of the attempts that were kept.
+    """The repeated tasks of a batch, by operator or sink. `answers` come from the attempts that Spark kept.
 
-    Several operators and sinks may be one task of Spark's, and are repeated together: where one has said why, the others add nothing.
+    Several operators and sinks may share one Spark task, and are repeated together: if one has reported why, the others add nothing.
     """
     failed: defaultdict[str, list[TaskFailed]] = defaultdict(list)
-    for one in told:
+    for one in reports:
         failed[one.subtask.uid].append(one)
     if failed:
         return tuple(_explained(batch, uid, ones) for uid, ones in failed.items())
@@ -229,7 +236,7 @@ def _unexplained(batch: int, uid: str, answers: Sequence[Answer]) -> RepeatedTas
 
 
 def _index(answer: Answer) -> int | None:
-    """An operator's task without rows does not say which subtask it is."""
+    """The index of the subtask that answered. A task of an operator without rows does not know it."""
     if isinstance(answer, OperatorAnswer):
         return None if answer.handle is None else answer.handle.subtask.index
     return answer.subtask
@@ -237,19 +244,19 @@ def _index(answer: Answer) -> int | None:
 
 @dataclass
 class RepeatReporter:
-    """Tells of each operator now and then, and how often it was not told."""
+    """Reports the repeated tasks of each operator at intervals, with the number of batches that were left out."""
 
     tell: Callable[[RepeatedTask], None]
     clock: Clock
-    _told_s: dict[str, float] = field(default_factory=dict)
+    _reported_s: dict[str, float] = field(default_factory=dict)
     _left_out: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def take(self, found: Sequence[RepeatedTask]) -> None:
-        """Of one batch."""
+        """Take the repeated tasks of one batch."""
         now_s = self.clock.monotonic()
         for one in found:
-            if now_s - self._told_s.get(one.uid, -REPORT_EVERY_S) < REPORT_EVERY_S:
+            if now_s - self._reported_s.get(one.uid, -REPORT_EVERY_S) < REPORT_EVERY_S:
                 self._left_out[one.uid] += 1
                 continue
-            self._told_s[one.uid] = now_s
+            self._reported_s[one.uid] = now_s
             self.tell(replace(one, batches_before=self._left_out.pop(one.uid, 0)))

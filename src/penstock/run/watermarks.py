@@ -1,17 +1,17 @@
-"""How far event time has come: in each partition of the sources, in the sources, and at the operators. Pure; driver.
+"""Watermarks: the event time of partitions, sources and operators. Pure; driver.
 
-The watermark of a source is that of its slowest partition, that of an operator that of its slowest source. A partition that has been
-silent for long is idle, and not waited for; so is a source all of whose partitions are. A watermark never goes back.
-When all are idle the watermark stays where the last of them left it, as in Flink: silence alone makes no row late.
-With `TimeSettings.follows_clock` the watermark then goes to the newest row of all, and from there on with the clock,
+The watermark of a source is that of its slowest partition; the watermark of an operator is that of its slowest source. A partition that
+was silent for long is idle, and not waited for; so is a source whose partitions are all idle. A watermark never goes back.
+When all are idle, the watermark stays where the last of them left it, as in Flink: silence alone makes no row late.
+With `TimeSettings.follows_clock` the watermark then advances to the newest row of all, and from there with the clock,
 but only in batches that read nothing of the source, and only at operators for which something is due by it.
-An operator does not pass one before it that still waits for a moment in event time: what that one gives then must not be late. An idle
-operator whose watermark stays is not waited for: it would hold the others for ever.
+An operator does not pass an upstream operator that still waits for a moment in event time: the results of that one must not be late. An
+idle operator whose watermark stays is not waited for: it would hold the others forever.
 
-Silence is measured by what the driver has seen: from the beginning of the last batch with rows of the partition to that of the last batch
-without, or to a later look at the sources that found nothing. So a batch that takes long, or a trigger that comes seldom, makes no
-partition idle: what came meanwhile nobody has seen yet. A restart begins to count anew, because there may be a backlog; once a run has read
-its input to the end, the silence of earlier runs counts, too.
+Silence is measured by what the driver has seen: from the beginning of the last batch with rows of the partition to the beginning of the
+last batch without, or to a later look at the sources that found nothing. So a long batch, or a trigger with a long interval, makes no
+partition idle: the driver has not yet seen the rows that arrived meanwhile. A restart begins to count anew, because there may be a
+backlog; once a run has read its input to the end, the silence of earlier runs counts, too.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Measure
 
 Newest = Mapping[str, Mapping[str, int]]
-"""Of sources and their partitions: the newest event time among rows of a batch. Those without such rows are not named."""
-NOBODY: Mapping[str, int] = MappingProxyType({})
+"""The newest event time among the rows of a batch, by source and partition. Partitions without rows that have a time are missing."""
+NOTHING_WAITS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class _Partition:
     newest_us: int | None
-    """None: it has had no rows."""
+    """None if it had no rows."""
     seen_us: int
     """The beginning of the last batch that had rows of it, or when it became known in this run."""
     before_us: int | None = None
-    """The same in earlier runs, as long as it has had no rows in this one."""
+    """The same in earlier runs, as long as the partition had no rows in this one."""
 
     def since_the_last_run(self) -> _Partition:
-        """The same with the silence of earlier runs."""
+        """The partition with the silence of earlier runs included."""
         return self if self.before_us is None else replace(self, seen_us=self.before_us)
 
 
 @dataclass(frozen=True)
 class _Silence:
-    """Of an operator all of whose sources are idle: since when, and where its watermark was."""
+    """An operator whose sources are all idle: since when, and its watermark at that time."""
 
     began_us: int
     base_us: int
@@ -60,24 +60,24 @@ class _Silence:
 
 @dataclass(frozen=True)
 class _Source:
-    """A source at one moment."""
+    """The state of a source at one moment."""
 
     settings: TimeSettings
     partitions: Mapping[str, _Partition]
     watermark_us: int
     known_us: int
-    """When this run began to look at it."""
+    """When this run began to read it."""
 
     def silent_since_us(self) -> int:
         """When the last of its partitions fell silent."""
         return max((one.seen_us for one in self.partitions.values()), default=self.known_us)
 
     def idle_from_us(self) -> int:
-        """When the last of its partitions became idle, if nothing has come meanwhile."""
+        """When the last of its partitions became idle, if it stayed silent."""
         return self.silent_since_us() + (self.settings.idle_after_us or 0)
 
     def is_idle(self, looked_us: int) -> bool:
-        """Whether nobody has to wait for it."""
+        """Whether nothing waits for it."""
         return self._has_passed(self.silent_since_us(), looked_us)
 
     def _has_passed(self, since_us: int, looked_us: int) -> bool:
@@ -85,7 +85,7 @@ class _Source:
         return after_us is not None and looked_us - since_us >= after_us
 
     def at(self, looked_us: int) -> _Source:
-        """The source with its watermark as far as it has come."""
+        """The source with its watermark advanced to this moment."""
         active = {
             name: one for name, one in self.partitions.items() if not self._has_passed(one.seen_us, looked_us)
         }
@@ -99,13 +99,13 @@ class _Source:
         return [one.newest_us for one in self.partitions.values() if one.newest_us is not None]
 
     def _last_to_fall_silent(self) -> dict[str, _Partition]:
-        """Of those that have had rows: they were still active when all others were idle already."""
+        """The partitions that were still active when all others were idle, among those that had rows."""
         timed = {name: one for name, one in self.partitions.items() if one.newest_us is not None}
         last_us = max((one.seen_us for one in timed.values()), default=0)
         return {name: one for name, one in timed.items() if one.seen_us == last_us}
 
     def _advanced(self, newest_us: Collection[int | None]) -> _Source:
-        """With the watermark of the slowest; if one has had no rows, nothing is known."""
+        """The source with the watermark of its slowest partition. If one has had no rows, the watermark stays."""
         known = [us for us in newest_us if us is not None]
         if not known or len(known) < len(newest_us):
             return self
@@ -114,7 +114,7 @@ class _Source:
 
 
 class Watermarks:
-    """Of one run. `begin` and `finish` are called for every batch, in turn; times are those of batches, and never go back."""
+    """The watermarks of one run. `begin` and `finish` are called for every batch in turn; their times never go back."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Watermarks:
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
     def know(self, partitions: Mapping[str, Collection[str]], now_us: int) -> None:
-        """These partitions exist, and no others: they are waited for from now on, also if they have no rows."""
+        """Set the partitions that exist now. From now on they are waited for, even without rows."""
         for uid, names in partitions.items():
             source = self._sources[uid]
             new = {name: _Partition(None, now_us) for name in names if name not in source.partitions}
@@ -164,11 +164,11 @@ class Watermarks:
         *,
         reads: Collection[str] = (),
         looked_us: int | None = None,
-        waiting: Mapping[str, int] = NOBODY,
+        waiting: Mapping[str, int] = NOTHING_WAITS,
     ) -> dict[str, OperatorClock]:
-        """Time goes on, to what the batches before this one have shown.
+        """Advance time to the rows of earlier batches.
 
-        `reads`: the sources of which the batch may have rows. `looked_us`: when all were last looked at; there was nothing more than that.
+        `reads`: the sources of which the batch may have rows. `looked_us`: when Spark last looked at all sources; it found nothing else.
         `waiting`: the operators that wait for a moment in event time, and the first moment of each.
         """
         self._reads = frozenset(reads)
@@ -185,37 +185,37 @@ class Watermarks:
         return clocks
 
     def begin_end_of_time(self, now_us: int) -> dict[str, OperatorClock]:
-        """No row will come any more: time goes on to its end. What it had come to is kept, for a job that goes on all the same."""
+        """Advance time to its end, because no more rows will come. The former watermarks are kept for a job that continues nevertheless."""
         before = dict(self._applied)
         self._to_go_on_from = self._to_go_on_from or self.if_nothing_is_read(None)
         self._applied = dict.fromkeys(before, FAR_AWAY_US)
         return self._clocks(before, self._applied, now_us)
 
     def begin_anew(self, batch: CheckpointId) -> dict[str, OperatorClock]:
-        """After the end of time: all that lived by event time is over and removed in this batch. When it is done, time is what it was.
+        """After the end of time: remove, in this batch, all state that expires by event time. Then the watermarks are the former ones.
 
-        Until then it is over: who goes on from a record of the batch's beginning has to begin anew, too. Nothing else happens in it, as
-        all rows would be late: the clock stands still, and its timers fire in the next batch.
+        Until the batch is done, time is over: a run that continues from the record of its beginning has to begin anew, too. The batch does
+        nothing else, because all rows would be late: the clock stands still, and its timers fire in the next batch.
         """
         self._begins_anew, self._anew_in = True, batch
         return self._clocks(self._applied, self._applied, self._fired_us)
 
     def read_to_the_end(self, looked_us: int) -> None:
-        """All that was there at this moment has been read: partitions without rows were silent in this run and since the last one."""
+        """All rows that existed at this moment are read: partitions without rows were silent in this run, and since the previous one."""
         for uid, source in self._sources.items():
             silent = {name: one.since_the_last_run() for name, one in source.partitions.items()}
             self._sources[uid] = replace(source, partitions=silent)
         self._looked_us = self._looked(looked_us)
 
     def finish(self, newest: Newest) -> None:
-        """The batch that began last has read rows, the newest of which are these."""
+        """The current batch has ended; these are the newest times among its rows."""
         for uid, found in newest.items():
             source = self._sources[uid]
             changed = {name: self._moved(source, name, us) for name, us in found.items()}
             self._sources[uid] = replace(source, partitions={**source.partitions, **changed})
         for uid in (
             self._reads & self._looked_us.keys()
-        ):  # what had come when it began is in it, and nothing more had
+        ):  # the batch contains everything that had arrived when it began
             self._looked_us[uid] = max(self._looked_us[uid], self._began_us)
         self._see_how_far_sources_are()
         if self._begins_anew:
@@ -230,7 +230,7 @@ class Watermarks:
         return _Partition(max(before, newest_us), self._began_us)
 
     def _looked(self, looked_us: int | None, reads: Collection[str] = ()) -> dict[str, int]:
-        """By source the last moment of which it is known what had come. What is in the batch that begins is not known yet."""
+        """By source, the last moment up to which its rows are known. The rows of the batch that begins are not known yet."""
         return {
             uid: before_us if looked_us is None or uid in reads else max(before_us, looked_us)
             for uid, before_us in self._looked_us.items()
@@ -243,17 +243,17 @@ class Watermarks:
 
     @property
     def time_is_over(self) -> bool:
-        """Whether the end of time has come, and no batch has begun anew and is done."""
+        """Whether time has ended, and no batch has begun anew and finished since."""
         return bool(self._to_go_on_from)
 
     def if_nothing_is_read(
-        self, looked_us: int | None, waiting: Mapping[str, int] = NOBODY
+        self, looked_us: int | None, waiting: Mapping[str, int] = NOTHING_WAITS
     ) -> dict[str, int]:
-        """Where the watermarks of the operators would go in a batch that begins now and reads nothing; see `begin`."""
+        """The watermarks of the operators in a batch that begins now and reads nothing; see `begin`."""
         return self._ahead(self._looked(looked_us), frozenset(), waiting)[0]
 
     def reached(self) -> TimeReached:
-        """For the checkpoint."""
+        """The record for the checkpoint."""
         sources = {
             uid: SourceTime(
                 source.watermark_us,
@@ -279,7 +279,7 @@ class Watermarks:
     def _ahead(
         self, looked_us: Mapping[str, int], reads: frozenset[str], waiting: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, _Silence]]:
-        """Where the watermarks go. With the clock only where something is due by it, and at the operators before those."""
+        """Where the watermarks advance to. They follow the clock only where something is due by it, and at the operators before those."""
         sources = {uid: source.at(looked_us[uid]) for uid, source in self._sources.items()}
         furthest, _ = self._moved_on(sources, looked_us, reads, waiting, with_clock=self._timed_by.keys())
         due = {uid for uid, first_us in waiting.items() if uid in furthest and first_us <= furthest[uid]}
@@ -343,7 +343,7 @@ class Watermarks:
 
 
 def _deciding(sources: Collection[_Source]) -> list[_Source]:
-    """Of sources that are all idle: the newest, if all follow the clock, or those that fell silent last."""
+    """The sources that decide when all are idle: the newest, if all follow the clock, otherwise those that fell silent last."""
     timed = [source for source in sources if source.watermark_us > LONG_AGO_US]
     if not timed:
         return []
@@ -358,17 +358,17 @@ def _of_slowest(sources: Collection[_Source]) -> int:
 
 
 def _before_the_end(us: int) -> int:
-    """Rows and clocks do not bring time to its end, whatever they say: a drain does."""
+    """Only a drain ends time; rows and clocks never do."""
     return min(us, FAR_AWAY_US - 1)
 
 
 def latest_us(settings: TimeSettings, now_us: int) -> int:
-    """An event time behind this one is absurd."""
+    """The latest event time that is accepted; later ones are absurd."""
     return FAR_AWAY_US if settings.ahead_us is None else min(now_us + settings.ahead_us, FAR_AWAY_US)
 
 
 def _restored(settings: TimeSettings, reached: SourceTime | None, now_us: int) -> _Source:
-    """What was known of partitions counts only where they are still told apart in the same way; the watermark counts anyway."""
+    """A source as the checkpoint has it. Its partitions count only if rows still tell them apart in the same way."""
     same = reached is not None and reached.told_by in (None, settings.partition or ())
     newest, seen = (reached.newest_us, reached.seen_us) if reached is not None and same else ({}, {})
     partitions = {
@@ -384,7 +384,7 @@ def _restored(settings: TimeSettings, reached: SourceTime | None, now_us: int) -
 def due_operators(
     handles: Iterable[StateHandle], watermarks_us: Mapping[str, int], now_us: int
 ) -> frozenset[str]:
-    """The operators in whose state something is due when their watermark has come to this, and the clock to that."""
+    """The operators with something due, at these watermarks and this time of the clock."""
     return frozenset(
         handle.subtask.uid
         for handle in handles
@@ -393,7 +393,7 @@ def due_operators(
 
 
 def waiting_in_event_time(handles: Iterable[StateHandle]) -> dict[str, int]:
-    """The operators that wait for a moment in event time, and the first of each."""
+    """The operators that wait for a moment in event time, with the first moment of each."""
     found: dict[str, int] = {}
     for handle in handles:
         uid, first = handle.subtask.uid, handle.due.event_us
@@ -403,11 +403,11 @@ def waiting_in_event_time(handles: Iterable[StateHandle]) -> dict[str, int]:
 
 
 def refuse_pending_timers(handles: Iterable[StateHandle]) -> None:
-    """Raise `UserCodeError` if anything waits in event time, which has come to its end: it would never come."""
+    """Raise `UserCodeError` if a timer waits in event time, which has ended: it would never fire."""
     for uid, first_us in waiting_in_event_time(handles).items():
         raise UserCodeError(
-            f"operator {uid}: event time has come to its end, and it still waits for {_moment(first_us)}: its code sets a timer again "
-            "and again. With drain=True a timer that is set when another one fires must be the last some day",
+            f"operator {uid}: event time has ended, and a timer for {_moment(first_us)} is still pending: its code sets a new timer each "
+            "time one fires. With drain=True such a chain of timers must end",
             operator=uid,
         )
 
@@ -420,7 +420,7 @@ def _moment(us: int) -> str:
 
 
 def expiring_by_event_time(layouts: Mapping[str, StateLayout]) -> frozenset[str]:
-    """The operators with state that ends with event time."""
+    """The operators with state that expires by event time."""
     return frozenset(
         uid
         for uid, layout in layouts.items()

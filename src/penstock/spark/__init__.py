@@ -1,7 +1,6 @@
-"""Everything that touches Spark. In: a job. Out: a running query, and its batches handed to the coordinator.
+"""Everything that touches Spark. In: a job. Out: a running query, whose batches go to the coordinator.
 
-The only package that imports pyspark. Called by job, command line and sources, on the driver; its task side
-runs on executors.
+The only package that imports pyspark. Job, command line and sources call it on the driver; its tasks run on executors.
 """
 
 from pyspark import __version__ as _version

@@ -29,33 +29,33 @@ _log = logging.getLogger(__name__)
 
 SWITCH = "PENSTOCK_CLASS_ARCHIVE"
 QUIET_S = 60.0
-"""A job that has processed for so long has come up, and most of what it had to catch up with is done."""
+"""A job that has run this long has started, and most of its backlog is processed."""
 DRIVER_OPTIONS = "SPARK_SUBMIT_OPTS"
-"""Spark's launcher gives Java what this variable has."""
+"""The variable whose options Spark's launcher passes to Java."""
 _ONLY_OURS = stat.S_IRWXU
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-SILENT = "-Xlog:disable -Xlog:all=error:stderr"  # an archive that does not fit is not used; that is no news
+SILENT = "-Xlog:disable -Xlog:all=error:stderr"  # Java ignores an archive that does not fit, silently
 
 
 class _Missing:
-    """The archive that a session of this process would have used."""
+    """The archive that a session of this process would have used, if it existed."""
 
     path: Path | None = None
 
 
 def archive_options(java: JavaHome, given: str) -> str:
-    """What Java is told to use the archive, where there is one; nothing where the user has a say in it."""
+    """The Java options that use the archive; '' if there is none, or the user has set options of their own."""
     told = f"{given} {os.environ.get(DRIVER_OPTIONS, '')}"
     if os.environ.get(SWITCH) == "off" or "SharedArchive" in told or "ArchiveClasses" in told:
         return ""
     try:
         archive = _archive(java)
         is_there = is_own(archive)
-    except OSError as error:  # it is for quicker starts, and in no start's way
+    except OSError as error:  # the archive only makes starts faster: it must not prevent one
         _log.debug("no archive of Spark's classes is used: %s", error)
         return ""
     if any(map(str.isspace, str(archive))):
-        return ""  # Spark would cut the option there
+        return ""  # Spark splits options at whitespace
     if not is_there:
         _Missing.path = archive
         return ""
@@ -63,7 +63,7 @@ def archive_options(java: JavaHome, given: str) -> str:
 
 
 def _archive(java: JavaHome) -> Path:
-    """Named by what it depends on, as far as one can see from outside."""
+    """The path of the archive, named after everything that it depends on."""
     home = Path(_find_spark_home())
     jars = sorted(f"{jar.name} {jar.stat().st_size}" for jar in (home / "jars").iterdir())
     key = "\n".join([_version_of(java), str(home), *jars])
@@ -71,7 +71,7 @@ def _archive(java: JavaHome) -> Path:
 
 
 def is_own(archive: Path) -> bool:
-    """Whether there is one that nobody but this user can have written: Java runs what is in it as it is."""
+    """Whether the archive exists and only this user can have written it: Java runs its content unchecked."""
     try:
         found, folder = archive.lstat(), archive.parent.stat()
     except FileNotFoundError:
@@ -84,16 +84,16 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def _version_of(java: JavaHome) -> str:
-    """Another one for every update, which leaves the path as it is."""
+    """A text that changes with every update of this Java, also if its path stays."""
     modules = java.path.resolve() / "lib" / "modules"
     found = modules.stat() if modules.is_file() else None
     return f"{java.path.resolve()} {java.major} {found and (found.st_size, found.st_mtime_ns)}"
 
 
 def make_if_missing() -> subprocess.Popen[bytes] | None:
-    """Start the process that makes the archive which a session of this process had to do without; at most once.
+    """Start the process that makes the archive which a session of this process lacked; at most once.
 
-    Where that cannot be done, as on a full disk, nothing is made: the job that wanted it goes on.
+    If that fails, for instance on a full disk, no archive is made, and the job continues.
     """
     archive, _Missing.path = _Missing.path, None
     try:
@@ -107,7 +107,7 @@ def _started_making(archive: Path) -> subprocess.Popen[bytes]:
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.parent.chmod(_ONLY_OURS)
     if not _is_ours(archive.parent.stat()):
-        raise PermissionError(f"{archive.parent} is another user's")
+        raise PermissionError(f"{archive.parent} belongs to another user")
     _log.info("an archive of Spark's classes is being made in %s, for quicker starts", archive.parent)
     with archive.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -120,13 +120,13 @@ def _started_making(archive: Path) -> subprocess.Popen[bytes]:
 
 
 KEPT = 2
-"""Archives of other Javas and Sparks."""
+"""How many archives of other Javas and Sparks are kept."""
 _LOWEST_PRIORITY = 19
 _ARCHIVE_MODE = 0o600
 
 
 def make(archive: Path) -> None:
-    """Run a small job on a Java that writes down its classes as it ends. Unless another process is at it."""
+    """Run a small job on a Java that writes its classes to the archive when it ends, unless another process is doing so."""
     os.nice(_LOWEST_PRIORITY)
     with _alone(archive) as is_alone:
         if not is_alone or is_own(archive):
@@ -156,8 +156,8 @@ def _alone(archive: Path) -> Iterator[bool]:
 
 
 def _tour(folder: Path) -> None:
-    """A job with what most jobs have, so that their classes are loaded: a source, a shuffle, own Python, an aggregate, files."""
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+    """Run a job with common parts, so that their classes are loaded: a source, a shuffle, own Python, an aggregate, files."""
+    from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
     import penstock as ps
     from penstock.spark.local_session import local_session
@@ -183,19 +183,19 @@ def _tour(folder: Path) -> None:
 
 
 def _java_has_ended() -> int:
-    """End Java in good order, which is when it writes its archive; returns its exit code."""
+    """Let Java exit normally, which is when it writes the archive. Returns its exit code."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     if gateway is None:
         raise InternalError("the small job ran without Java")
     gateway.shutdown()
-    gateway.proc.stdin.close()  # for which it waits
+    gateway.proc.stdin.close()  # Java waits for this
     return int(gateway.proc.wait())
 
 
 def _forget_others(archive: Path) -> None:
-    """Of Javas and Sparks that were here once. One that runs keeps what it has mapped."""
+    """Delete archives of former Javas and Sparks. A running Java keeps its mapping."""
     others = (one for one in archive.parent.glob("*.jsa") if one != archive)
     for old in sorted(others, key=lambda one: one.stat().st_mtime, reverse=True)[KEPT:]:
         old.unlink(missing_ok=True)

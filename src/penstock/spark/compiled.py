@@ -85,11 +85,11 @@ _STAYS_IN_PLACE = {
     "SubqueryAlias",
     "Union",
 }
-"""Parts of a plan that leave every row in its partition, or have a number of partitions of their own."""
+"""Plan nodes that leave every row in its partition, or set their own number of partitions."""
 
 
 def shuffles(plan: str) -> bool:
-    """Whether an analysed plan may need a shuffle of Spark's choice; True for whatever is not known."""
+    """Whether an analysed plan may need a shuffle that Spark chooses; True if unknown."""
     return bool(_SUBQUERY.search(plan)) or any(
         name not in _STAYS_IN_PLACE and not _has_its_own_number(name, rest)
         for name, rest in _NODE.findall(plan)
@@ -103,7 +103,7 @@ def _has_its_own_number(name: str, rest: str) -> bool:
 
 
 def batch_settings(session: SparkSession, *, own_shuffles: bool, parallelism: int) -> dict[str, str]:
-    """What the batches of a job are planned with, in the user's session; `own_shuffles`: whether the user's own SQL shuffles."""
+    """The settings with which the batches of a job are planned. `own_shuffles`: whether the user's own SQL shuffles."""
     excluded = {
         name: ",".join(filter(None, (session.conf.get(name, None), rule))) for name, rule in _EXCLUDED.items()
     }
@@ -114,7 +114,7 @@ def batch_settings(session: SparkSession, *, own_shuffles: bool, parallelism: in
 
 @contextmanager
 def with_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Plan with these settings, and leave the session as it was: Spark plans the sources of the next batch in it."""
+    """Use these settings inside the block, and restore the session after it: Spark plans the sources of the next batch in it."""
     before = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -136,19 +136,19 @@ class Compiled:
     graph: Graph
     operators: dict[str, CompiledOperator]
     shared: frozenset[str]
-    """Sources and operators whose rows are used more than once: they are materialised, never computed again.
+    """Sources and operators whose rows are used more than once: they are materialised, and not computed again.
 
-    Among them are operators with a transform behind them that makes Spark look at their rows before the batch runs: an order over all
-    rows, for which it draws a sample, or an action in the function.
+    This includes operators before a transform that makes Spark read their rows before the batch runs: a global sort, for which Spark
+    takes a sample, or an action in the function.
     """
     eager: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """The columns that transforms with an action in them had at the start, by `id`: they may come from the data."""
+    """The columns at the start of transforms that contain an action, by `id`: they may depend on the data."""
     own_shuffles: bool = False
-    """Whether the user's own SQL shuffles, too, and not only operators do; see `shuffles`."""
+    """Whether the user's own SQL shuffles, in addition to operators; see `shuffles`."""
     _columns: dict[object, Column] = field(default_factory=dict)
 
     def column(self, name: object, make: Callable[[], Column]) -> Column:
-        """A column that is the same in every batch. Making one takes dozens of calls into the JVM, so that it is made once."""
+        """A column that is the same in every batch. It takes dozens of calls into the JVM, so it is made once."""
         if name not in self._columns:
             self._columns[name] = make()
         return self._columns[name]
@@ -191,7 +191,7 @@ def compile_job(graph: Graph) -> Compiled:
 
 
 def _refused(name: str, error: Exception, declared: Place | None) -> PenstockError:
-    """A transform that cannot be: Spark says that the query is wrong, or the function itself raised."""
+    """The error for a transform that fails: the query is invalid, or the function itself raised."""
     kind = ConfigError if isinstance(error, AnalysisException) else UserCodeError
     refused = kind(f"transform {name}: {brief_text(error)}")
     place = place_in_user_code(error.__traceback__) or declared
@@ -203,7 +203,7 @@ def _refused(name: str, error: Exception, declared: Place | None) -> PenstockErr
 _SAMPLED = re.compile(
     r"^\W*(?:Sort \[.*\], true|RepartitionByExpression \[.* (?:ASC|DESC) NULLS )", re.MULTILINE
 )
-"""In a plan: rows are put in order across partitions. Spark runs what is below it once to sample it, and once again."""
+"""In a plan: a global sort. Spark runs the plan below it twice, once for a sample."""
 _PIVOT_WITHOUT_VALUES = re.compile(r"pivotfirst\(.*#\d+L?, 0, 0\)")
 
 
@@ -225,7 +225,7 @@ def _operators_before(node: Node) -> Iterator[str]:
             yield from _operators_before(node.right)
         case Operator():
             yield node.uid
-        case _:  # what is given beside results is there before it is looked at
+        case _:  # other outputs are materialised before a transform reads them
             return
 
 
@@ -265,7 +265,7 @@ class _Compiler:
             case BadRecords():
                 return self._empty(LETTERS, node.of.uid)
             case Late() if self._finds_late_rows(node.of):
-                return self.frame(node.of.upstream)  # Spark gives them itself, out of the same rows
+                return self.frame(node.of.upstream)  # Spark finds them itself, in the same rows
             case Late():
                 return self._empty(self.frame(node.stream).schema, node.of.uid)
             case Side():
@@ -278,7 +278,7 @@ class _Compiler:
         return self.operators[node.uid].finds_late_rows
 
     def _empty(self, schema: StructType, uid: str) -> DataFrame:
-        """No rows; a filter that is always true leaves a mark in the plan, to count how often the rows are used."""
+        """An empty DataFrame. A filter that is always true leaves a mark in the plan, to count how many times the rows are used."""
         self.marked.append(uid)
         always = F.lit(_mark(uid)) == F.lit(_mark(uid))
         return self._session.createDataFrame([], schema).where(always)
@@ -301,7 +301,7 @@ class _Compiler:
         return result
 
     def _jobs_so_far(self) -> int:
-        """Jobs of anyone in this session: one too many costs time, never a result."""
+        """The number of jobs in this session, of any user: one too many costs time, and never a result."""
         return int(self._session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
     def _union(self, node: Union) -> DataFrame:
@@ -315,7 +315,7 @@ class _Compiler:
 
 
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
-    """The job as the engine sees it."""
+    """The job as `run` and `recovery` see it."""
     at_most_once = job.checkpoint.delivery_mode is Mode.AT_MOST_ONCE
     numbers = stream_numbers(job.graph.sources)
     return JobSpec(
@@ -348,7 +348,7 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
 
 
 def plan_of(job: Job, compiled: Compiled, guarantee: Guarantee, *, available_now: bool) -> Plan:
-    """The same for all runs of one start."""
+    """The description of the job for status pages and the journal, the same for all runs of one start."""
     kinds = {
         source.uid: ", ".join(dict.fromkeys(leaf.kind for leaf in leaves(source.frame)))
         for source in job.graph.sources

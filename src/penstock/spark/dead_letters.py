@@ -1,4 +1,4 @@
-"""Bad rows as Spark sees them: the columns of dead letters, and rows without a key among those that it aggregates. Driver."""
+"""Bad rows in Spark: the columns of dead letters, and rows without a key among the rows to aggregate. Driver."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LETTERS: StructType = from_arrow_schema(LETTER)
 
 
 def all_nullable(result: StructType) -> StructType:
-    """The columns of results beside which dead letters stand."""
+    """The columns of results, all nullable, because rows with dead letters have nulls there."""
     return StructType(
         [StructField(field.name, field.dataType, metadata=field.metadata) for field in result.fields]
     )
 
 
 def rows_that_count(keys: tuple[str, ...], policy: OnBadRecord, *, distinct: bool) -> Column | None:
-    """Which rows of `grouped_with_bad_rows` the aggregates take; None if all. Of the others nobody wants a sum, which may overflow."""
+    """The rows of `grouped_with_bad_rows` that the aggregates use; None if all. Sums of the others are not needed, and may overflow."""
     if distinct:
         return for_aggregates() & ~has_no_key(keys)
     return None if policy is OnBadRecord.FAIL else ~has_no_key(keys)
@@ -61,11 +61,10 @@ def grouped_with_bad_rows(
     whole: Column | None = None,
     counted: Column | None = None,
 ) -> DataFrame:
-    """The aggregates of a batch, of `rows_that_count`. Rows without a key are groups of their own: only counted, or kept as they are.
+    """The aggregates of a batch, over `rows_that_count`. Rows without a key are separate groups: only counted, or kept whole.
 
-    `also`: by which columns rows are grouped beside their keys. `numbered`: say of each group how many rows it has, in any case.
-    `whole`: rows that are groups of their own, too, and are kept as they are. `counted`: rows whose distinct values count, by default all
-    that have a key.
+    `also`: further columns to group by. `numbered`: count the rows of each group in any case. `whole`: further rows that are separate
+    groups and kept whole. `counted`: the rows whose distinct values count, by default all that have a key.
     """
     groups: list[str | Column] = [quoted(name) for name in (*keys, *also)]
     if policy is OnBadRecord.FAIL and not distinct and not numbered:
@@ -90,9 +89,10 @@ def has_no_key(keys: tuple[str, ...]) -> Column:
 
 
 def _comparable(frame: DataFrame) -> Column:
-    """The row as a group of its own. To a collation two texts may be one, and to Spark -0.0 is 0.0: the other row would be lost.
+    """The row as a value to group by.
 
-    So texts are compared byte by byte, and floating-point numbers as texts, which keep every number as it is.
+    Under a collation different strings may be equal, and for Spark -0.0 equals 0.0: one of the rows would be lost. So strings are compared
+    byte by byte, and floating-point numbers as strings, which preserve every number.
     """
     row = F.struct(*(F.col(quoted(name)) for name in frame.columns))
     kind = _replaced(frame.schema, floats=StringType())
@@ -100,14 +100,14 @@ def _comparable(frame: DataFrame) -> Column:
 
 
 def _restored(frame: DataFrame) -> Column:
-    """A `_comparable` row with its numbers."""
+    """The original row of a `_comparable` one."""
     comparable = _replaced(frame.schema, floats=StringType())
     row, kind = F.col(ROW), _replaced(frame.schema, floats=None)
     return row if kind == comparable else row.cast(kind)
 
 
 def _replaced(kind: DataType, floats: DataType | None) -> DataType:
-    """The type without collations, and with another one for floating-point numbers; but for keys of maps, which Spark itself compares."""
+    """The type without collations, and with another type for floating-point numbers. Keys of maps stay: Spark compares them itself."""
     match kind:
         case StringType():
             return StringType()

@@ -36,15 +36,15 @@ from penstock.wording import counted, named, with_article
 _log = logging.getLogger(__name__)
 
 _END = "penstock.window_end"
-"""In the metadata of a column: it has the ends of windows. Spark hands it on when a column is renamed or copied."""
+"""Column metadata that marks the end of a window. Spark keeps it when a column is renamed or copied."""
 _EPOCH = "TIMESTAMP_NTZ '1970-01-01 00:00:00'"
 _DAY_US, _HOUR_US, _MINUTE_US, _SECOND_US = 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000
 
 
 def event_time_of(node: Node, frame: DataFrame, *, uid: str, named: str | None = None) -> TimeColumn:
-    """The time of the rows of a stream, for the operator `uid`; `frame` has its columns, `named` is what the user said there.
+    """The event time column of a stream, for the operator `uid`. `frame` has its columns; `named` is the user's `event_time=` there.
 
-    Raises `ConfigError` where there is none, or it is no timestamp.
+    Raises `ConfigError` if there is none, or it is not a timestamp.
     """
     inherited = node.event_time_column() if named is None else _as_named(node, named, frame)
     if inherited is None:
@@ -72,10 +72,10 @@ def event_time_of(node: Node, frame: DataFrame, *, uid: str, named: str | None =
 def _missing(time: TimeColumn, frame: DataFrame, uid: str, named: str | None) -> ConfigError:
     what = "names" if named is not None else "needs the time of its rows, which the stream before has in"
     keep = (
-        "Keep the end of the window on the way, under any name: who renames it keeps the time of the result. What is computed from it is "
-        "another time, and may lie behind the window"
+        "Keep the end of the window, under any name: a renamed column is still the time of the result. A value that is computed from it "
+        "is another time, and may be after the window"
         if time.earlier_us
-        else "Keep the column on the way, or name another with event_time="
+        else "Keep the column, or name another with event_time="
     )
     return ConfigError(
         f"operator {uid!r} {what} {time.column!r}, and there is no such column; there are {', '.join(frame.columns)}. {keep}",
@@ -85,13 +85,13 @@ def _missing(time: TimeColumn, frame: DataFrame, uid: str, named: str | None) ->
 
 
 def with_marked_end(node: Operator, frame: DataFrame) -> DataFrame:
-    """The results of an operator. The end of a window is known by a mark that it keeps under other names, too."""
+    """The results of an operator, with a mark on the column of window ends, which survives renaming."""
     end = node.end_column
     return frame if end is None or end not in frame.columns else frame.withMetadata(end, {_END: True})
 
 
 def marked_in_both(left: DataFrame, right: DataFrame) -> DataFrame:
-    """Both streams in one. A column that has the ends of windows in only one of them has moments: Spark would go by the left one."""
+    """The union of two streams. A column that holds window ends in only one of them loses the mark; Spark would keep the left one's."""
     both = left.unionByName(right)
     for name in both.columns:
         if _is_end(name, both) and not _is_end(name, right):
@@ -104,7 +104,7 @@ def _is_end(name: str, frame: DataFrame) -> bool:
 
 
 def _renamed_end(time: TimeColumn, frame: DataFrame, uid: str) -> TimeColumn:
-    """The time of results of a window whose `window_end` has another name now."""
+    """The time of window results whose `window_end` was renamed."""
     ends = [name for name in frame.columns if _is_end(name, frame)]
     if len(ends) > 1:
         raise ConfigError(
@@ -117,12 +117,12 @@ def _renamed_end(time: TimeColumn, frame: DataFrame, uid: str) -> TimeColumn:
 
 
 def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
-    """A column that the stream inherits as its time means what it means there, also when it is named once more, or has another name."""
+    """The column that the user named. If it is the stream's own event time, perhaps renamed, it keeps its meaning."""
     if _is_end(named, frame):
         return TimeColumn(named, earlier_us=1, of_results=True)
     try:
         inherited = node.event_time_column()
-    except ConfigError:  # two streams that disagree: that is why one is named
+    except ConfigError:  # two streams disagree, which is why the user names a column
         inherited = None
     return (
         inherited
@@ -132,13 +132,13 @@ def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
 
 
 def with_trusted_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
-    """The rows with no time where it lies after this moment."""
+    """The rows, with null for times after this moment."""
     believed = in_microseconds(TimeColumn(column), frame) <= F.lit(latest_us)
     return frame.withColumn(column, F.when(believed, F.col(quoted(column))))
 
 
 def in_microseconds(time: TimeColumn, frame: DataFrame) -> Column:
-    """The time of each row in microseconds since the epoch; one without a time zone as if it were in UTC, whatever the session's is."""
+    """The time of each row in microseconds since the epoch. A timestamp without time zone counts as UTC, whatever the session's zone."""
     column = F.col(quoted(time.column))
     if isinstance(frame.schema[time.column].dataType, TimestampNTZType):
         number = _microseconds_without_zone(quoted(time.column))
@@ -148,7 +148,7 @@ def in_microseconds(time: TimeColumn, frame: DataFrame) -> Column:
 
 
 def _microseconds_without_zone(name: str) -> Column:
-    """Spark has no function for it that leaves the session's time zone out, so it is put together from the parts of an interval."""
+    """Microseconds of a timestamp without time zone. Spark has no function that ignores the session's zone, so it uses an interval."""
     since = f"({name} - {_EPOCH})"
     parts = [("DAY", _DAY_US), ("HOUR", _HOUR_US), ("MINUTE", _MINUTE_US)]
     whole = [F.expr(f"EXTRACT({unit} FROM {since})").cast("long") * F.lit(us) for unit, us in parts]
@@ -157,11 +157,11 @@ def _microseconds_without_zone(name: str) -> Column:
 
 
 _PARTITION_COLUMNS = {"kafka": ("topic", "partition"), LOG: ("partition",)}
-"""By the name of a source: columns that tell its partitions apart, as its positions do."""
+"""The columns that identify the partition of a row, by the name of the source; its positions use the same."""
 
 
 def checked_time(options: EventTime | None, frame: DataFrame, uid: str) -> TimeSettings | None:
-    """The options for a source, checked against its columns; raises `ConfigError`. None: the source has no event time."""
+    """The event time options of a source, checked against its columns; None if it has no event time. Raises `ConfigError`."""
     if options is None:
         return None
     _check_column(frame, uid, options.column)
@@ -177,7 +177,7 @@ def _check_column(frame: DataFrame, uid: str, column: str) -> None:
 
 
 def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ...], bool]:
-    """The columns that tell partitions apart, and whether positions name these, too."""
+    """The columns that identify partitions, and whether positions use the same."""
     if given is not None:
         names = (
             (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else ()
@@ -194,8 +194,8 @@ def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ..
     wanted = _PARTITION_COLUMNS.get(kind, ())
     if wanted and not kept.issuperset(wanted):
         _log.warning(
-            "source %r: its rows do not tell their partitions any more, so one watermark holds for all: rows of a slow partition can be "
-            "late. Keep the %s until read(), and drop what is not needed behind it with transform(...)",
+            "source %r: its rows do not tell their partitions any more, so one watermark applies to all: rows of a slow partition can be "
+            "late. Keep the %s until read(), and drop columns that are not needed afterwards, with transform(...)",
             *(uid, named(wanted, "column")),
             extra=about(operator=uid),
         )
@@ -204,24 +204,24 @@ def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ..
 
 
 MOST_OBSERVED = 64
-"""Each partition costs a comparison for every row."""
+"""Each partition costs one comparison for every row."""
 _METRIC = "penstock-newest-"
 
 
 @dataclass
 class NewestTimes:
-    """Of one batch."""
+    """Finds the newest event times in one batch, by source and partition."""
 
     settings: Mapping[str, TimeSettings] = field(default_factory=dict)
-    """Those sources whose time anybody uses."""
+    """The settings of the sources whose times are used."""
     partitions: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Where they are known from the positions."""
+    """The partitions of sources whose positions name them."""
     now_us: int = 0
     _found: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: JobSpec, batch: BatchUnderWay) -> NewestTimes:
-        """Those to look for in a batch; none if it reads nothing."""
+        """For one batch; it looks for nothing if the batch reads nothing."""
         if not batch.reads:
             return cls()
         used = frozenset[str]().union(*spec.timed_by.values())
@@ -231,11 +231,11 @@ class NewestTimes:
 
     @property
     def found(self) -> dict[str, dict[str, int]]:
-        """By source and partition; those without rows that have a time are not there."""
+        """The newest times by source and partition, except partitions without rows that have a time."""
         return self._found
 
     def needs_a_pass(self, uid: str) -> bool:
-        """Whether the rows of a source must be read once more for it."""
+        """Whether the newest times of a source take a separate pass over its rows."""
         settings = self.settings.get(uid)
         return settings is not None and bool(settings.partition) and not self._observed_partitions(uid)
 
@@ -246,7 +246,7 @@ class NewestTimes:
     # ── on the way ─────────────────────────────────────────────────────────────────────────────
 
     def observed(self, uid: str, rows: DataFrame) -> DataFrame:
-        """The rows of a source; what runs over them notes their times."""
+        """The rows of a source; running them records their newest times."""
         if uid not in self.settings or self.needs_a_pass(uid):
             return rows
         settings = self.settings[uid]
@@ -260,7 +260,7 @@ class NewestTimes:
         return rows.observe(f"{_METRIC}{uid}", *newest, *absurd)
 
     def take(self, ran: DataFrame) -> None:
-        """What was noted when this very frame was computed; also by what of it had been computed before, and kept."""
+        """Read the times that Spark recorded while it computed this frame, including its cached parts."""
         if not self.settings:
             return
         metrics = ran._jdf.queryExecution().observedMetrics()
@@ -273,7 +273,7 @@ class NewestTimes:
                     self._refuse(uid, int(row.get().get(len(names))))
 
     def _refuse(self, uid: str, absurd: int) -> None:
-        """Whoever takes the rows: an operator that does not look at their times would say nothing of it."""
+        """Refuse absurd times here: an operator that does not use event time would not notice them."""
         if absurd:
             raise BadRecordError(
                 f"source {uid!r}: {counted(absurd, 'row has', 'rows have')} no event time in {self.settings[uid].column!r}, or one too far "
@@ -292,7 +292,7 @@ class NewestTimes:
     # ── in a pass of its own ───────────────────────────────────────────────────────────────────
 
     def look_through(self, uid: str, rows: DataFrame) -> None:
-        """Find the newest times of all partitions, whichever there are."""
+        """Find the newest times of all partitions in a separate pass."""
         settings = self.settings[uid]
         columns = [F.col(quoted(name)).alias(f"p{at}") for at, name in enumerate(settings.partition or ())]
         all_rows = rows.select(*columns, self._time(settings, rows).alias("us"))
@@ -304,13 +304,13 @@ class NewestTimes:
             self._add(uid, {partition_name(parts): us})
 
     def _time(self, settings: TimeSettings, rows: DataFrame) -> Column:
-        """In microseconds; null where it is absurd, or there is none."""
+        """The time in microseconds; null if it is absurd or missing."""
         number = in_microseconds(TimeColumn(settings.column), rows)
         return F.when(number <= F.lit(latest_us(settings, self.now_us)), number)
 
 
 def _is_of(settings: TimeSettings, name: str) -> Column:
-    """Whether a row is of a partition; the last column of those that positions name is a number, others are texts."""
+    """Whether a row belongs to a partition. The last column that positions name is a number, the others are strings."""
     columns = settings.partition or ()
     *texts, number = partition_parts(name)
     values = [*texts, int(str(number))]

@@ -1,8 +1,7 @@
-"""What Spark says of a failure in few words, and by what a failed batch is recognised when it fails again. Driver.
+"""Turns failures of Spark into short errors, and recognises a failure that comes again. Driver.
 
-What Spark says when a Kafka source lost its messages or its topic, in Penstock's words. Driver.
-
-Spark tells it in a text of several lines that ends with a plan; kind and topic are only in there.
+Spark reports lost messages or a missing topic of a Kafka source in a text of several lines that ends with a plan; only this text names the
+kind of failure and the topic.
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ from penstock.snapshot.mailbox import TaskFailed
 from penstock.status.live import Progress
 from penstock.wording import NOT_SHOWN, counted, duration
 
+_log = logging.getLogger(__name__)
+
 _DATA_LOSS = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more;"
     r".*?Reason:\s*(.+?)(?:\s*SQLSTATE|\n|$)",
@@ -51,7 +52,7 @@ _WITHOUT_THEM = (
 
 
 def source_failure(error: BaseException) -> PenstockError | None:
-    """The failure of a Kafka source, explained; None when the error is about something else."""
+    """An explanation of a failed Kafka source; None if the error is about something else."""
     text = str(error)
     lost = _DATA_LOSS.search(text)
     if lost is not None:
@@ -80,7 +81,7 @@ def _unknown(text: str) -> UnavailableError:
 
 
 def _sources(text: str) -> tuple[str, ...]:
-    """What the query subscribes to, as Spark names it."""
+    """The topics that the query subscribes to, as Spark names them."""
     return tuple(dict.fromkeys(_SOURCE.findall(text)))
 
 
@@ -89,22 +90,22 @@ def _named(sources: tuple[str, ...]) -> str:
 
 
 _OF_THE_QUERY = ("21", "22", "38", "42", "P0")
-"""Classes of SQLSTATE for which data, a user's function or the query itself is to blame: cardinality, data, routine, syntax, raised."""
+"""Classes of SQLSTATE caused by data, a user's function or the query: cardinality, data, routine, syntax, raised."""
 _NOT_THERE = ("42P01", "42K03", "42704")
-"""A table, path or schema that is not there may be there again: somebody may be replacing it, or a catalog is away."""
+"""A missing table, path or schema may come back: it may be in the middle of a replacement, or its catalog may be unavailable."""
 _OF_PYTHON = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 """A line of a traceback that names an exception; its other lines are indented, or end otherwise."""
 
 
 class BatchFailedError(Exception):
-    """What Spark is told of a batch that failed: not why, for it takes a long text apart in a way that can overflow its stack."""
+    """The error that Spark gets for a failed batch, without the cause: Spark's parsing of a long text can overflow its stack."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"batch {number} failed")
 
 
 class _NotAgain(logging.Filter):
-    """Py4J logs, with a stack, every exception that it hands on to Java; of this one everything is said elsewhere."""
+    """Drops the log records, with stacks, that Py4J writes about this exception on its way to Java: the failure is reported elsewhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], BatchFailedError))
@@ -116,7 +117,7 @@ logging.getLogger("py4j.clientserver").addFilter(_NotAgain())
 _MOST_CHARACTERS = 1000
 _OF_A_STACK = re.compile(r"\s|Caused by: |Driver stacktrace:|Traceback \(most recent")
 _PLAN = re.compile(r"(?<=SQLSTATE: [0-9A-Z]{5}).*", re.DOTALL)
-"""What follows the words of an error in a query."""
+"""The plan that follows the message of a query's error."""
 _NOT_IMPORTED = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _UNPICKLING = re.compile(
     r"pyspark/(?:worker_util|serializers)\.py\"?, line \d+, in (?:read_command|_read_with_length|loads)"
@@ -124,9 +125,9 @@ _UNPICKLING = re.compile(
 
 
 def in_brief(error: BaseException, *, shows_rows: bool = True) -> BaseException:
-    """Spark's errors carry stacks of Java and of Python in their text; what is left says what happened. The whole is its cause.
+    """A short error for a failure of Spark, whose text contains stacks of Java and Python. The original error is its cause.
 
-    Where it was the user's code that raised, here or in a worker, the line is said. Without `shows_rows` only what it is called is.
+    If the user's code raised, on the driver or in a worker, its line is named. Without `shows_rows` only the name of the error remains.
     """
     of_spark = isinstance(error, Py4JError | PySparkException)
     place = place_in_user_code(error.__traceback__) or (place_in_text(str(error)) if of_spark else None)
@@ -152,7 +153,7 @@ def _brief(text: str, place: Place | None) -> Exception:
 
 
 def brief_text(error: BaseException) -> str:
-    """What an exception says in one line, without stacks and plans."""
+    """The message of an exception in one line, without stacks and plans."""
     if not isinstance(error, Py4JError | PySparkException):
         return f"{type(error).__name__}: {error}"
     text = _PLAN.sub("", str(error))
@@ -161,7 +162,7 @@ def brief_text(error: BaseException) -> str:
 
 
 def _not_imported(error: BaseException) -> ConfigError | None:
-    """A worker could not take the job's code apart: that is no fault in a function of the user, which was never called."""
+    """An error for a module that workers cannot import. The user's functions were not even called."""
     text = str(error)
     missing = _NOT_IMPORTED.search(text)
     if missing is None or not _UNPICKLING.search(text):
@@ -174,19 +175,19 @@ def _not_imported(error: BaseException) -> ConfigError | None:
     )
 
 
-def cause_of(error: BaseException, told: TaskFailed | None) -> str:
-    """A text that is the same when the same happens again; '' for what may pass. `told` is what a task said of its failure."""
+def cause_of(error: BaseException, report: TaskFailed | None) -> str:
+    """A text that is equal when the same failure comes again; '' for transient failures. `report` is the report of the failed task."""
     if isinstance(error, PenstockError):
         return ""
-    if told is not None:
-        return "" if told.error or told.may_pass else f"{told.subtask.uid}: {told.place}"
+    if report is not None:
+        return "" if report.error or report.may_pass else f"{report.subtask.uid}: {report.place}"
     if isinstance(error, CapturedException):
         return _cause_in_spark(error)
     return "" if isinstance(error, Py4JError) or may_pass(error) else place_of(error)
 
 
 def _cause_in_spark(error: CapturedException) -> str:
-    """An exception of a user's Python function arrives as text."""
+    """The same for an error of Spark. An exception of a user's Python function arrives as text."""
     state = error.getSqlState() or ""
     if not state.startswith(_OF_THE_QUERY) or state in _NOT_THERE:
         return ""
@@ -197,13 +198,10 @@ def _cause_in_spark(error: CapturedException) -> str:
     return f"{error.getCondition()} ({state})"
 
 
-_log = logging.getLogger(__name__)
+def explained(error: BaseException, run: Run, graph: Graph, *, shows_rows: bool) -> BaseException:
+    """Choose the error to report for a failed run: of a source Spark's, shortened; else the task's own; else Spark's, shortened.
 
-
-def explained(error: BaseException, engine: Run, graph: Graph, *, shows_rows: bool) -> BaseException:
-    """A task's own account of its failure says more than Spark's; of a source that fails there is only Spark's, which is long.
-
-    `shows_rows`: whether Spark's own words, which may have values of rows in them, are told.
+    `shows_rows`: whether Spark's message, which may contain values of rows, is shown.
     """
     if isinstance(error, PenstockError):
         return error
@@ -211,39 +209,39 @@ def explained(error: BaseException, engine: Run, graph: Graph, *, shows_rows: bo
     if lost is not None:
         lost.__cause__ = error if shows_rows else None
         return lost
-    told = engine.explained(error)
-    if told is not None:
-        graph.say_where(told, engine.told.subtask.uid if engine.told else "")
-        return told
+    report = run.explained(error)
+    if report is not None:
+        graph.say_where(report, run.task_failure.subtask.uid if run.task_failure else "")
+        return report
     return in_brief(error, shows_rows=shows_rows)
 
 
-def ownership_failure(failure: BaseException, engine: Run, job: str) -> BaseException:
-    """A run that was replaced, or whose storage went away, fails in many ways, since its files are gone; what matters is why they are."""
+def ownership_failure(failure: BaseException, run: Run, job: str) -> BaseException:
+    """A fenced run, or one without its storage, fails in many ways, because its files are gone. Report why they are gone instead."""
     if isinstance(failure, FencedError | StorageAwayError):
         return failure
     try:
-        engine.check_claim()
+        run.check_claim()
     except (FencedError, StorageAwayError) as error:
         error.__cause__ = failure
         return error
-    except Exception as error:  # noqa: BLE001 - storage is away: nobody knows, and the failure is told
+    except Exception as error:  # noqa: BLE001 - storage is unavailable, so the owner is unknown, and the failure itself is reported
         _log.debug("who owns job %s could not be seen", job, exc_info=error)
     return failure
 
 
 def retries_start(error: BaseException) -> bool:
-    """Whether a start that failed so is tried again by itself. A login that is refused at the start is a wrong setting, not an outage."""
+    """Whether a start that failed with this error is retried. A login that is refused at the start is a wrong setting, not an outage."""
     return isinstance(error, UnavailableError) and not refuses_login(error)
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """What is said below the text of an exception."""
+    """The notes below the message of an exception."""
     return list(getattr(error, "__notes__", ()))
 
 
 def restart_line(job: str, error: Exception, delay_s: float, progress: Progress, *, met_before: bool) -> str:
-    """One line a failure; below the first of its kind what helps to find its cause."""
+    """One line for a failure; the first of its kind with notes that help to find the cause."""
     line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {duration(delay_s)}"
     if progress.failed_in_a_row > 1:
         since = f"{datetime.fromtimestamp(progress.down_since, UTC):%H:%M:%S} UTC"
@@ -252,12 +250,12 @@ def restart_line(job: str, error: Exception, delay_s: float, progress: Progress,
 
 
 def why_restarted(strategy: str, failures: int, delay_s: float) -> str:
-    """Why it is tried again."""
+    """Why the job is restarted."""
     return f"after {counted(failures, 'failure')} {strategy} allows another try, in {duration(delay_s)}"
 
 
 def why_final(error: BaseException) -> str:
-    """Why it is not tried again."""
+    """Why the job is not restarted."""
     if isinstance(error, JobFailedError):
         said = notes_of(error)
         return said[-1].strip() if said else str(error)
@@ -265,7 +263,7 @@ def why_final(error: BaseException) -> str:
 
 
 def failed_for_good(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:
-    """The job has failed for good, and `why` it is not tried again. What helps to find the cause is said of this error too."""
+    """The final error of a job, with the reason `why` it is not restarted, and the notes of the cause."""
     failed = JobFailedError(f"job {job} failed for good: {error}", **facts)
     for note in (*notes_of(error), f"  {why}"):
         failed.add_note(note)
@@ -274,21 +272,21 @@ def failed_for_good(job: str, error: Exception, why: str, **facts: object) -> Jo
 
 
 def repeated_failure(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
-    """The job has failed for good because it met the same again and again."""
+    """The final error of a job that failed at the same place again and again."""
     why = (
-        f"It came {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
-        "restart strategy with `attempts` tries as often as it says.)"
+        f"It failed {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: the cause is in the code or in the "
+        "data. (A restart strategy with `attempts` tries as often as it says.)"
     )
     return failed_for_good(job, error, why, failures=len(met), batch=met[-1].batch)
 
 
 def add_next_step(error: BaseException, progress: Progress) -> None:
-    """Say of a failure of the job's code or data how it goes on. Other errors say it themselves."""
+    """Add a note on how to continue after a failure of the job's code or data. Other errors say it themselves."""
     if not isinstance(error, BadRecordError | UserCodeError | JobFailedError):
         return
     start = f"from checkpoint {progress.checkpoint}" if progress.checkpoint >= 0 else "from the beginning"
     error.add_note(
-        f"  The job has failed{_in_batch(error)}, and nothing is lost: mend the cause and start again, it goes on {start}."
+        f"  The job has failed{_in_batch(error)}, and nothing is lost: fix the cause and start again; it continues {start}."
     )
 
 

@@ -1,13 +1,13 @@
-"""A job in the foreground: how it goes, and what Ctrl-C and SIGTERM do. Driver.
+"""A job in the foreground: its display, and its reaction to Ctrl-C and SIGTERM. Driver.
 
 The first signal stops the job with a last checkpoint. The second one means "now": the job is left as if the driver had died, and the
-exception of the signal is raised; while the job is starting that waits until there is something to leave, and a third signal does not.
+exception of the signal is raised. While the job is starting, the second signal waits until the start is done; a third one does not.
 
-Under a supervisor (`penstock run --keep-alive`) it is the supervisor that decides which signals count, see `supervise.channel`, and
-SIGHUP stops the job, too.
+Under a supervisor (`penstock run --keep-alive`) the supervisor decides which signals count, see `supervise.channel`, and SIGHUP stops the
+job, too.
 
-Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of a job: PySpark
-makes it deaf to the first kind, this module to the second. It ends when the driver does, however that comes.
+Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of a job. PySpark makes it ignore
+SIGINT, this module the others. The JVM ends when the driver ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 NOW_S = 5.0
-"""So long may the second signal take to end the job in good order."""
+"""How long the second signal waits for the job to end."""
 STOPPING = "stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -46,7 +46,7 @@ def in_foreground(
     job: Job,
     start: Callable[[], JobHandle],
 ) -> JobHandle:
-    """Start the job, show how it goes, and return when it has ended, which a signal may ask for."""
+    """Start the job, display its progress, and return when it has ended, possibly after a signal."""
     watching = supervisor()
     with job_display() as display, _signals(watching) as signals, _java_deaf_to_signals(job, signals.numbers):
         display.starting()
@@ -71,7 +71,7 @@ def _run(
     if watching is not None:
         watching.say(ProgramReport(job=job.name, storage=job.storage.uri))
     with display.of_work():
-        # Not interrupted by the second signal: the job may be running already, and nobody else knows it.
+        # The second signal does not interrupt this: the job may be running already, and only this thread knows it.
         handle = start()
     try:
         signals.raise_from_now_on()
@@ -90,11 +90,11 @@ def _left(handle: JobHandle, *, in_time: bool) -> str:
 
 
 class _Signals:
-    """Notes the first signal, so that nothing is interrupted by it, and raises at the next; during the start at the one after that."""
+    """Notes the first signal without interrupting anything, and raises at the second; during the start at the third."""
 
     def __init__(self, watching: Supervisor | None = None) -> None:
         self.numbers = _SIGNALS if watching is None or not hears_hangup() else (*_SIGNALS, signal.SIGHUP)
-        """Those that it takes."""
+        """The signals that it handles."""
         self._watching = watching
         self._numbers: list[int] = []
         self._bears = 2
@@ -110,7 +110,7 @@ class _Signals:
         self._raise_if_too_many()
 
     def raise_from_now_on(self) -> None:
-        """The job has started."""
+        """The job has started: raise at the second signal."""
         self._bears = 1
         self._raise_if_too_many()
 
@@ -138,9 +138,9 @@ def _signals(watching: Supervisor | None = None) -> Iterator[_Signals]:
 
 @contextmanager
 def _java_deaf_to_signals(job: Job, numbers: Collection[int]) -> Iterator[None]:
-    """To all of them but SIGINT, to which it is deaf already.
+    """Let Java ignore the signals, except SIGINT, which it ignores already.
 
-    Only where Python has started Java: under spark-submit Java came first, and a signal to it must end both.
+    Only if Python has started Java: under spark-submit Java came first, and a signal to it must end both.
     """
     session: SparkSession | None = job.graph.sources[0].frame.sparkSession if job.graph.sources else None
     gateway = None if session is None else session.sparkContext._gateway
@@ -158,15 +158,15 @@ def _java_deaf_to_signals(job: Job, numbers: Collection[int]) -> Iterator[None]:
                 java.Signal.handle(one, handler)
 
 
-class _Telling:
-    """Tells a supervisor how the job comes along."""
+class _SupervisorReports:
+    """Reports to the supervisor when the job has started to process."""
 
     def __init__(self, watching: Supervisor | None) -> None:
         self._watching = watching
         self._going = False
 
     def look(self, progress: Progress) -> bool:
-        """To be called now and then: a job that could not come up at once has its first run later. True: it has just begun to go."""
+        """Look at the progress; to be called at short intervals. Returns True if the job has just processed its first batch."""
         if self._watching is None or self._going or not progress.batches:
             return False
         self._going = True
@@ -177,16 +177,16 @@ class _Telling:
 def _until_ended(
     handle: JobHandle, signals: _Signals, display: JobDisplay, watching: Supervisor | None
 ) -> None:
-    told, quiet_at, telling = False, 0.0, _Telling(watching)
-    telling.look(handle.progress)
+    stopping, quiet_at, reports = False, 0.0, _SupervisorReports(watching)
+    reports.look(handle.progress)
     while not handle.wait(POLL_S):
-        if signals.noted and not told:
-            told = True
+        if signals.noted and not stopping:
+            stopping = True
             _log.warning(STOPPING)
             handle.stop(wait=False)
-        if telling.look(handle.progress):
+        if reports.look(handle.progress):
             quiet_at = SYSTEM_CLOCK.monotonic() + QUIET_S
         if quiet_at and SYSTEM_CLOCK.monotonic() > quiet_at:
             quiet_at = 0.0
             make_if_missing()
-        display.watch(handle, stopping=told)
+        display.watch(handle, stopping=stopping)

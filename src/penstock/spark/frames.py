@@ -22,7 +22,7 @@ from penstock.graph import (
     streams_that_meet,
 )
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
-from penstock.operators.event_time import Limits
+from penstock.operators.event_time import TimeLimits
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.run.assignment import Assignment
 from penstock.run.sink_writer import Fused, SinkWriter
@@ -74,7 +74,7 @@ def _tagged(sources: list[Source], index: int) -> DataFrame:
 
 @dataclass
 class BatchFrames:
-    """Builds the DataFrames of one batch; each node once."""
+    """Builds the DataFrames of one batch, each node once."""
 
     compiled: Compiled
     batch: DataFrame
@@ -84,9 +84,9 @@ class BatchFrames:
     _frames: dict[int, DataFrame] = field(default_factory=dict)
     _persisted: list[DataFrame] = field(default_factory=list)
     _divided: dict[str, DataFrame] = field(default_factory=dict)
-    """The operators that give rows beside their results: all of these, by uid."""
+    """The results of operators with further outputs, together with these, by uid."""
     _written: dict[str, int] = field(default_factory=dict)
-    """The sinks that were written to on the way, because somebody asks for their bad rows, and how many tasks did so."""
+    """The sinks that were written early because the job reads their bad rows, with the number of their tasks."""
 
     def run(self) -> None:
         """Run the batch. When it returns, every kept attempt has answered."""
@@ -105,7 +105,7 @@ class BatchFrames:
                 self.times.look_through(source.uid, self._frame(source))
 
     def run_operator(self, operator: Operator) -> None:
-        """Run an operator whose results nobody asked for: its state must see the rows all the same."""
+        """Run an operator whose results are not used: its state must still see the rows."""
         self._perform(self._frame(operator).groupBy().count())
 
     def _perform(self, frame: DataFrame) -> None:
@@ -113,7 +113,7 @@ class BatchFrames:
         self.times.take(frame)
 
     def release(self) -> None:
-        """Free what was materialised."""
+        """Release the DataFrames that were persisted."""
         for frame in self._persisted:
             frame.unpersist()
 
@@ -122,7 +122,7 @@ class BatchFrames:
         return frame
 
     def _materialised(self, frame: DataFrame) -> DataFrame:
-        """Every partition, now: two consumers must not compute one at the same time."""
+        """Compute every partition now: two consumers must not compute one at the same time."""
         self._perform(self._persist(frame).groupBy().count())
         return frame
 
@@ -163,13 +163,13 @@ class BatchFrames:
         return self._materialised(frame) if node.uid in self.compiled.shared else frame
 
     def _tagged(self, node: Operator) -> DataFrame:
-        """Results of an operator and what is beside them; it runs once for all."""
+        """The results of an operator together with its other outputs; it runs once for all of them."""
         if node.uid not in self._divided:
             self._divided[node.uid] = self._materialised(self._operator(node))
         return self._divided[node.uid]
 
     def _refused(self, output: Output) -> DataFrame:
-        """Writes to the sink, now: its rows are written whatever is done with those that it refuses."""
+        """Write to the sink now, whether or not anything reads the rows that it refuses. Returns these."""
         letters = self._materialised(self._output(output))
         self._written[output.uid] = self._answers(output.uid)
         return letters
@@ -178,7 +178,7 @@ class BatchFrames:
         return sum(answer.uid == uid for answer in self.executor.given())
 
     def _check_written_once(self) -> None:
-        """Bad rows that Spark has lost are not there a second time: its tasks would write all others again."""
+        """Check that Spark has not written again: to recover lost bad rows, its tasks would write all other rows again."""
         for uid, tasks in self._written.items():
             if self._answers(uid) > tasks:
                 raise UnavailableError(
@@ -218,7 +218,7 @@ class BatchFrames:
         return _in_arrow(self._frame(upstream), sink, result)
 
     def _keyed(self, node: Operator, result: StructType, sink: SinkWriter | None = None) -> DataFrame:
-        """What its tasks give; with a sink that writes its results in the same tasks."""
+        """The results of an operator's tasks, or of a sink that writes these results in the same tasks."""
         operator = self.compiled.operators[node.uid]
         task = self._task(operator)
         fused = task if sink is None else Fused(task, sink)
@@ -245,9 +245,9 @@ class BatchFrames:
         )
 
     def _input(self, node: Operator, second: SecondInput | None = None) -> DataFrame:
-        """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
+        """The input rows of an operator. If it judges rows by their time, a time that the row's own source rejects is null.
 
-        It is so only for unions of streams that believe times up to different moments: after one nobody knows the source of a row.
+        This concerns only unions of streams with different limits: after a union, the source of a row is unknown.
         """
         upstream = node.upstream if second is None else second.upstream
         meeting = streams_that_meet(upstream) if node.judges_by_time else []
@@ -256,7 +256,7 @@ class BatchFrames:
         named = getattr(node if second is None else second, "event_time", None)
         return reduce(DataFrame.unionByName, (self._believed(*one, named) for one in meeting))
 
-    def _believed(self, stream: Node, limits: Limits, named: str | None) -> DataFrame:
+    def _believed(self, stream: Node, limits: TimeLimits, named: str | None) -> DataFrame:
         frame, ahead_us = self._frame(stream), limits.ahead_us
         time = stream.event_time_column() if named is None else None
         column = named if time is None else time.column
@@ -265,9 +265,10 @@ class BatchFrames:
         return with_trusted_times(column, frame, self.assignment.now_us + ahead_us)
 
     def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
-        """Rows in their subtasks. Spark's own shuffle may have put every key where it belongs: it is the whole that is looked at, because
-        Spark plans it only once.
-        """  # noqa: D205 - the sentence is long
+        """Rows in their subtasks. Spark's own shuffle may already place every key correctly.
+
+        The plan of the whole frame is checked for that, because Spark plans it only once.
+        """
         rows, place = prepared.rows, self.assignment.place
         may_be_placed = not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0
         if prepared.grouped_by is not None and may_be_placed and node.uid not in self.assignment.wake:
@@ -300,7 +301,7 @@ class BatchFrames:
 
 
 def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
-    """`mapInArrow`. What arrives is named by position after what the plan promises."""
+    """`mapInArrow`, with the columns renamed by position to the names in the plan."""
     names = tuple(rows.columns)
     plain = _plain_names(rows, names)
     if plain != names:
@@ -309,10 +310,10 @@ def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
 
 
 def _plain_names(rows: DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What columns are called on their way to Python: as they are, unless there is one whose name would not arrive.
+    """The names of columns on their way to Python: unchanged, unless one of them would not arrive.
 
-    PySpark cannot find columns with a dot or a backtick in their name. Columns with a map that were grouped by Spark calls
-    `_groupingmapsort`, all of them, unless another name is asked for.
+    PySpark cannot find columns with a dot or a backtick in their name. If Spark groups by columns with a map, it names all of them
+    `_groupingmapsort`, unless they are renamed.
     """
     every = rows.columns
     if not any("." in name or "`" in name for name in every) and not _has_map(rows.schema):

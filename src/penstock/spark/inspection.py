@@ -48,7 +48,7 @@ CLEANS = "cleanSource"
 
 @dataclass(frozen=True)
 class Leaf:
-    """One streaming source in a plan."""
+    """A streaming source in a plan."""
 
     kind: str
 
@@ -64,9 +64,9 @@ def leaves(frame: DataFrame) -> list[Leaf]:
 
 
 def stream_numbers(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
-    """By source, for each streaming source in it, the number under which Spark's query knows it.
+    """The numbers under which Spark's query knows the streaming sources in each source of the job.
 
-    Spark numbers them in the order of the plan. One that is there twice, a DataFrame of which two sources are made, it reads once.
+    Spark numbers them in the order of the plan. If two sources of the job share a DataFrame, Spark reads it once.
     """
     known: list[Any] = []
 
@@ -81,17 +81,17 @@ def stream_numbers(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
 
 
 def streaming_leaves(frame: DataFrame) -> list[Any]:
-    """The streaming sources of a DataFrame as Spark's plan has them, in the same order."""
+    """The streaming sources of a DataFrame as nodes of Spark's plan, in the order of `leaves`."""
     return [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
 
 
 def source_kind(leaf: Any) -> str:
-    """What Spark calls it."""
+    """Spark's name for the kind of source."""
     return _source_kind(leaf)
 
 
 def leaf_options(frame: DataFrame) -> list[Mapping[str, str]]:
-    """The options of each of its streaming sources, in the same order; none for those of Spark's first interface."""
+    """The options of each streaming source, in the order of `leaves`; empty for sources of Spark's first interface."""
     return [_options(node) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
 
 
@@ -102,7 +102,7 @@ def _options(leaf: Any) -> Mapping[str, str]:
 
 
 def referenced_columns(frame: DataFrame) -> frozenset[str]:
-    """The names of all columns that something in the optimised plan of a DataFrame looks at: what is not needed is not among them."""
+    """The columns that the optimised plan of a DataFrame uses."""
     found: set[str] = set()
     for node in _walk(frame._jdf.queryExecution().optimizedPlan()):
         names = node.references().iterator()
@@ -112,7 +112,7 @@ def referenced_columns(frame: DataFrame) -> frozenset[str]:
 
 
 def kept_columns(frame: DataFrame) -> tuple[str, frozenset[str]]:
-    """The kind of its streaming source, and which of the source's columns are still there, as they were; '' where it has several."""
+    """The kind of its streaming source, and the unchanged columns of that source; ('', none) if there are several sources."""
     found = [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
     if len(found) != 1:
         return "", frozenset()
@@ -121,14 +121,14 @@ def kept_columns(frame: DataFrame) -> tuple[str, frozenset[str]]:
 
 
 def _columns(node: Any) -> dict[str, int]:
-    """Which column it is, by its name: a number that it keeps as long as it is not computed anew."""
+    """The ids of columns by name. A column keeps its id as long as it is not computed anew."""
     columns = node.output()
     every = (columns.apply(at) for at in range(columns.size()))
     return {str(one.name()): int(one.exprId().id()) for one in every}
 
 
 def refuse_stateful(source: Source) -> None:
-    """Raise `ConfigError` if Spark would keep state upstream of `read`: it would not be part of the checkpoint."""
+    """Raise `ConfigError` if Spark would keep state before `read`: it would not be part of the checkpoint."""
     for node in _walk(_analyzed(source.frame)):
         name = node.getClass().getSimpleName()
         if not node.isStreaming():
@@ -144,7 +144,7 @@ def refuse_stateful(source: Source) -> None:
 
 
 def refuse_cleaning(source: Source) -> None:
-    """Raise `ConfigError` if a source removes its input when Spark, and not Penstock, is done with it."""
+    """Raise `ConfigError` if a source deletes its input after Spark's batch, before Penstock's checkpoint is complete."""
     for node in _walk(_analyzed(source.frame)):
         if not _is_streaming_leaf(node):
             continue
@@ -161,9 +161,9 @@ def refuse_cleaning(source: Source) -> None:
 
 
 def _option(leaf: Any, name: str) -> str:
-    """What the user has set, '' if nothing; Spark takes names of options in any case."""
+    """The value that the user set, '' if none. Names of options are case-insensitive."""
     if leaf.getClass().getSimpleName() != "StreamingRelation":
-        return ""  # a source of Spark's second kind of interface: none of them cleans
+        return ""  # a source of Spark's second interface: none of them cleans
     options = leaf.dataSource().options().iterator()
     while options.hasNext():
         option = options.next()
@@ -173,7 +173,7 @@ def _option(leaf: Any, name: str) -> str:
 
 
 def guarantee_of(job: Job) -> Guarantee:
-    """See `Job.guarantee`; what a start refuses about a source is refused here, too."""
+    """The guarantee of the job, see `Job.guarantee`. Refuses the same sources as a start."""
     for source in job.graph.sources:
         refuse_stateful(source)
         refuse_cleaning(source)
@@ -219,7 +219,7 @@ def _is_streaming_leaf(node: Any) -> bool:
 def _source_kind(node: Any) -> str:
     try:
         return str(node.sourceName())
-    except Exception:  # noqa: BLE001 - py4j raises its own kinds; a leaf without a name is named by its class
+    except Exception:  # noqa: BLE001 - py4j raises exceptions of its own; a leaf without a name is named by its class
         return str(node.getClass().getSimpleName())
 
 
@@ -253,16 +253,16 @@ def _check(who: str, given: object, uid: str) -> None:
 
 
 def _refusal(value: object) -> Exception | None:
-    """Why it cannot be pickled."""
+    """The error of pickling a value; None if it can be pickled."""
     try:
         cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001 - whatever an object raises when it is pickled
+    except Exception as error:  # noqa: BLE001 - an object may raise anything when it is pickled
         return error
     return None
 
 
 def _at_fault(given: object) -> Iterator[tuple[str, Exception]]:
-    """What of it cannot be pickled: an attribute, or a name that its methods use where its class travels with it."""
+    """The parts that cannot be pickled: attributes, or globals that its methods use if its class is pickled by value."""
     for prefix, values in (("self.", _state_of(given)), ("the global ", _globals_of(type(given)))):
         for name, value in values.items():
             error = _refusal(value)
@@ -276,7 +276,7 @@ def _state_of(given: object) -> Mapping[str, Any]:
 
 
 def _globals_of(kind: type) -> dict[str, Any]:
-    """The global names that its methods use."""
+    """The globals that its methods use."""
     found: dict[str, Any] = {}
     for method in vars(kind).values():
         if inspect.isfunction(method):

@@ -1,10 +1,9 @@
-"""Find a Java that Spark can run on. Runs on the driver, before the JVM is started.
+"""Finds a Java that Spark can run on. Runs on the driver, before the JVM is started.
 
-The machine's own Java 17 or newer comes first (`JAVA_HOME`, then `PATH`); where there is none, the one that
-the extra `penstock[java]` installs as a Python package is taken. Spark's launcher always adds the module
-`jdk.incubator.vector`, which a trimmed Java does not have and which makes every start print a warning. Both
-are cured by a small `bin/java` that drops this one argument and otherwise is the real thing; Spark uses the
-module for nothing but faster linear algebra.
+The machine's own Java 17 or newer comes first (`JAVA_HOME`, then `PATH`); otherwise the Java that the extra `penstock[java]` installs as
+a Python package is used. Spark's launcher always adds the module `jdk.incubator.vector`, which a trimmed Java does not have, and which
+makes every start print a warning. A small `bin/java` avoids both: it drops this argument and calls the real one. Spark uses the module
+only for faster linear algebra.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JavaHome:
-    """A Java installation: `path/bin/java` exists and answers; `found_in` says where we looked."""
+    """A Java installation whose `path/bin/java` works; `found_in` says where it was found."""
 
     path: Path
     major: int
@@ -71,28 +70,28 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaHome:
 
 
 def ensure_java(*, quiet: bool = False) -> Path:
-    """Make `JAVA_HOME` of this process name a Java that Spark can start, and return it.
+    """Set `JAVA_HOME` of this process to a Java that Spark can start, and return it.
 
-    `quiet` also spares a complete Java the module, whose only visible effect is a warning at every start.
+    `quiet` omits the vector module even if Java has it: its only visible effect is a warning at every start.
     """
     return use_java(find_java(), quiet=quiet)
 
 
 def use_java(java: JavaHome, *, quiet: bool = False) -> Path:
-    """The same with a Java that was found."""
+    """Set `JAVA_HOME` to this Java; see `ensure_java`."""
     home = _without_vector_module(java) if quiet or not java.has_vector_module else java.path
     os.environ["JAVA_HOME"] = str(home)
     return home
 
 
 def cache_dir() -> Path:
-    """Where Penstock keeps small files of this user that can be made again at any time."""
+    """The folder for small files of this user that can be made again at any time."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "penstock"
 
 
 def write_cached(path: Path, text: str, mode: int) -> None:
-    """Write a small file of the cache unless it already says the same; readers see the old one or the new."""
+    """Write a small file of the cache unless it has this content already. Readers see the old one or the new one."""
     if path.is_file() and path.read_text(encoding="utf-8") == text and (path.stat().st_mode & 0o777) == mode:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +115,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _probe(home: Path, found_in: str) -> JavaHome | None:
-    """Ask the Java twice at most: with the module that Spark's launcher adds, then without it."""
+    """Run this Java at most twice: with the module that Spark's launcher adds, then without it."""
     for arguments, has_vector_module in (([_VECTOR_MODULE], True), ([], False)):
         answer = _version_text(home / "bin" / "java", arguments)
         if answer is not None and (major := parse_major(answer)) is not None:
@@ -139,7 +138,7 @@ def _version_text(java: Path, arguments: list[str]) -> str | None:
 
 
 def parse_major(version_text: str) -> int | None:
-    """The major version in what `java -version` says: 17 of "17.0.15", 8 of "1.8.0_392"."""
+    """The major version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392"."""
     match = _VERSION.search(version_text)
     if match is None:
         return None
@@ -148,7 +147,7 @@ def parse_major(version_text: str) -> int | None:
 
 
 def _without_vector_module(java: JavaHome) -> Path:
-    """A Java home in the cache whose `bin/java` is the given one without the arguments it cannot take."""
+    """A Java home in the cache whose `bin/java` calls the given one without the arguments it cannot take."""
     wrappers = cache_dir() / "java"
     if java.path.is_relative_to(wrappers):
         return java.path

@@ -1,4 +1,4 @@
-"""A running job in the user's hand. Driver."""
+"""The handle of a running job. Driver."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 CAUGHT_UP_POLL_S = 0.2
 LOOK_GRACE_S = 0.5
-"""A query that has rested for so long, and for its trigger, has begun to look at its sources meanwhile: it does every 10 ms."""
+"""A query looks at its sources every 10 ms. After this time, plus its trigger, a resting query has begun another look."""
 
 
 class JobHandle:
-    """Returned by `Job.start`."""
+    """A running job, as returned by `Job.start`."""
 
     def __init__(self, runner: JobRunner) -> None:
         self._runner = runner
@@ -51,30 +51,30 @@ class JobHandle:
 
     @property
     def status(self) -> Status:
-        """Where the job is in its life."""
+        """The status of the job, such as "running"."""
         return self._runner.status
 
     @property
     def progress(self) -> Progress:
-        """What it has done so far."""
+        """What the job has done so far: rows, batches, checkpoints, restarts."""
         return self._runner.observer.progress
 
     @property
     def ui_address(self) -> str:
-        """Where its pages are, such as "http://127.0.0.1:8090"; '' where it has none. They ask for the token, see `Job.start`."""
+        """The address of its pages, such as "http://127.0.0.1:8090"; '' if it has none. They ask for a token, see `Job.start`."""
         return self._runner.reporter.ui_address
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it failed, if it did."""
+        """The error with which the job failed; None if it has not."""
         return self._runner.failure
 
     def wait(self, timeout: Duration | float | None = None) -> bool:
-        """Wait for the end; True when it has come. Raises what made the job fail.
+        """Wait for the end of the job. Returns False if it is not over within `timeout`. Raises the error that made the job fail.
 
-        `timeout` is a duration such as "30s", or seconds, as Python's own `wait` takes them.
-        A signal handler that raises interrupts it, and it can be called again. (It waits for an event: a `Thread.join` that is
-        interrupted takes the thread for dead, on CPython 3.11 and 3.12.)
+        `timeout` is a duration such as "30s", or seconds, as in Python's own `wait`.
+        A signal handler that raises interrupts the wait, which can be called again. (It waits for an event: after an interrupted
+        `Thread.join`, CPython 3.11 and 3.12 consider the thread dead.)
         """
         if not self._runner.ended.wait(_timeout_s(timeout)):
             return False
@@ -86,11 +86,11 @@ class JobHandle:
     def stop(
         self, *, wait: bool = True, savepoint: str | Path | bool = False, drain: bool = False
     ) -> str | None:
-        """End after the current batch, with a last checkpoint that is completed and committed. The next run goes on from there.
+        """End after the current batch, with a last checkpoint that is completed and committed. The next run continues from there.
 
-        `savepoint`: make one of that checkpoint, in this folder, or with True in a new one beside the job's; returns where it is. A job
-        that has no checkpoint yet goes on until it has one, ten minutes at most.
-        `drain`: event time comes to its end before, all windows close, all its timers fire.
+        `savepoint`: make a savepoint of that checkpoint, in this folder, or with True in a new one beside the job's. Returns its folder. A
+        job without a checkpoint runs on until it has one, ten minutes at most.
+        `drain`: end event time first, so that all windows close and all event-time timers fire.
         """
         self._runner.local_requests.stop(
             self._runner.actions.stop, savepoint=savepoint is not False, to=_folder(savepoint), drain=drain
@@ -104,9 +104,9 @@ class JobHandle:
         return None if savepoint is False else str((self._runner.actions.how_to_stop.made or {})["savepoint"])
 
     def savepoint(self, to: str | Path | None = None, *, timeout: Duration = "10min") -> str:
-        """Make a savepoint of all that is processed by now, while the job goes on; returns the folder it is in.
+        """Make a savepoint of everything processed so far, while the job runs on. Returns its folder.
 
-        `to`: a folder that holds none yet; without it a new one beside the job's. `timeout`: for the checkpoint that it is made of.
+        `to`: a folder without a savepoint; by default a new one beside the job's. `timeout`: for the checkpoint of the savepoint.
         """
         folder = None if to is None else str(to)
         return str(
@@ -114,14 +114,14 @@ class JobHandle:
         )
 
     def trigger_checkpoint(self, *, timeout: Duration = "10min") -> int:
-        """Complete a checkpoint of all that is processed by now, whatever the interval says; returns its number."""
+        """Complete a checkpoint of everything processed so far, regardless of the interval. Returns its number."""
         return int(self._performed(Kind.CHECKPOINT, self._runner.actions.checkpoint, timeout)["checkpoint"])
 
     def caught_up(self, *, timeout: Duration | float = 0.0) -> bool:
-        """Whether all that lies in the sources at this moment is in a completed checkpoint, and committed. Waits for it up to `timeout`.
+        """Whether everything that is in the sources at this moment is in a committed checkpoint. Waits for it up to `timeout`.
 
-        Kafka and `PartitionedLog` are asked where they end. Of other sources it is known when Spark has looked at them and found nothing:
-        one that never rests is never caught up. A job that has ended is not, unless it had committed all of that before.
+        Kafka and `PartitionedLog` report where they end. Other sources count as read when Spark has looked at them and found nothing, so a
+        source that never pauses is never caught up. A job that has ended is caught up only if it had committed everything before.
         """
         moment = SourceEnds.of(self._runner.compiled.session, self._runner.job.graph.sources)
         silent_since = SilentSince(
@@ -147,19 +147,19 @@ class JobHandle:
         return self._runner.local_requests.perform(kind, deed, seconds("timeout", timeout), to)
 
     def cancel(self) -> None:
-        """End now, without a last checkpoint. What is kept is decided by `checkpoint.on_cancel`."""
+        """End now, without a last checkpoint. `checkpoint.on_cancel` decides what is kept."""
         self._runner.local_requests.cancel(self._runner.begin_to_cancel)
         self.wait()
 
     def abandon(self, timeout: float) -> bool:
-        """End now, in the middle of a batch, and forget nothing, as if the driver had died; whether it ended within the time."""
+        """End now, in the middle of a batch, and delete nothing, as if the driver had died. Returns whether the job ended in time."""
         run = self._runner.end_now()
         if run is not None and is_alive(self._runner.compiled.session):
             run.interrupt()
         return self._runner.ended.wait(timeout)
 
     def checkpoints(self) -> list[Completed]:
-        """The completed checkpoints in storage, oldest first, with what every subtask measured."""
+        """The completed checkpoints in storage, oldest first, with the measurements of every subtask."""
         storage = self._runner.job.storage
         return read_history(storage, read_descents(storage)).whole
 

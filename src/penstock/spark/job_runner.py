@@ -1,4 +1,4 @@
-"""One start of a job: its runs one after the other, brought back after failures, and what others ask of it meanwhile. Driver."""
+"""Runs a started job: one run after the other, restarts after failures, and requests from outside. Driver."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """One start of a job: what `JobHandle` gives to the user is about this."""
+    """One start of a job. `JobHandle` is the user's view of it."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class JobRunner:
         self._forgetting = False
         self._met = Failure()
         self._not_up: BaseException | None = None
-        """Why the first run could not come up, until that is dealt with as every failure is."""
+        """Why the first run could not start, until it is handled as any failure."""
         self.status = Status.RUNNING
         self.failure: BaseException | None = None
         self._claimant = Claimant(supervisor=supervised_by())
@@ -126,7 +126,7 @@ class JobRunner:
         )
         self.local_requests = LocalRequests(self.observer.asked, self.observer.answered)
         self._helpers: list[threading.Thread] = []
-        """Threads that make what somebody has asked for."""
+        """Threads that work on requests."""
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
     @classmethod
@@ -137,7 +137,7 @@ class JobRunner:
             watching.say(ProgramReport(storage=job.storage.uri))
         if options.restore is not None or options.takeover:
             options = options.without_done_actions(earlier_attempts(job.storage, supervised_by()))
-        if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
+        if not options.takeover:  # an early check, before Spark does any work; it is repeated later
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
             if_refused.callback(options.listeners.close)
@@ -168,7 +168,7 @@ class JobRunner:
 
     def _begin(self) -> None:
         of_job(self._spec.name)
-        self._request_server.close()  # a call of a sink may never return: a cancel is heard also while the first run comes up
+        self._request_server.close()  # a call of a sink may never return: a cancel is accepted even while the first run starts
         threading.Thread(
             target=in_context(self._look_for_requests), name="penstock-requests", daemon=True
         ).start()
@@ -181,7 +181,7 @@ class JobRunner:
                 self.status = Status.FAILED
                 self._ends.ended(
                     RunOutcome.FAILED, error
-                )  # or the next start is told that this one is running
+                )  # otherwise the next start finds a job that seems to run
                 self._answer_those_who_wait_for_the_end(error)
                 self.reporter.ended(self.status.value, error)
                 self.ended.set()
@@ -192,12 +192,12 @@ class JobRunner:
     # ── ending it ──────────────────────────────────────────────────────────────────────────────
 
     def begin_to_cancel(self) -> None:
-        """End without a last checkpoint, and forget what `checkpoint.on_cancel` says; returns at once."""
+        """End without a last checkpoint, and delete what `checkpoint.on_cancel` says. Returns at once."""
         self._forgetting = True
         self.end_now()
 
     def end_now(self) -> QueryRun | None:
-        """End without a last checkpoint, and forget nothing; returns the run that there is, which may take a while to end."""
+        """End without a last checkpoint, and delete nothing. Returns the current run, which may take a while to end."""
         self._cancelled = True
         self.actions.end_now()
         run = self.run
@@ -209,7 +209,9 @@ class JobRunner:
     # ── the loop around the runs ───────────────────────────────────────────────────────────────
 
     def _prepared_run(self) -> QueryRun:
-        if not self._claimant.has_claimed and not self._options.takeover:  # also when it is long after
+        if (
+            not self._claimant.has_claimed and not self._options.takeover
+        ):  # again, because this may be long after the first check
             refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall(), self._claimant.token)
         savepoint = self._adopt_savepoint()
         watch = Stopwatch()
@@ -226,14 +228,16 @@ class JobRunner:
             before_claim=self._keep_record,
             given_up=lambda: self._cancelled,
         )
-        if self._options.savepoint is not None:  # a crash may have come before the adoption had done it
+        if (
+            self._options.savepoint is not None
+        ):  # a crash may have come before the restore of the savepoint had done it
             record_key_groups(start.plan.claim, self._spec.max_parallelism)
         now = SYSTEM_CLOCK.wall()
         self.reporter.run_began(start.plan, watch.seconds, savepoint)
         sentences.LIFE.info(
             sentences.started(self._spec.name, self._spec.parallelism, self._guarantee, start.plan, now)
         )
-        self._restore = None  # later attempts go on from the newest checkpoint
+        self._restore = None  # later attempts continue from the newest checkpoint
         return QueryRun(
             self.job,
             self.compiled,
@@ -247,7 +251,7 @@ class JobRunner:
         )
 
     def _adopt_savepoint(self) -> str:
-        """Once for this start, before its first run; returns the folder of one that the job begins with just now."""
+        """Restore the savepoint, once for this start, before its first run. Returns its folder if this start restored it."""
         savepoint = self._options.savepoint
         if savepoint is None or self._claimant.has_claimed:
             return ""
@@ -274,18 +278,18 @@ class JobRunner:
 
     def _work(self) -> None:
         met: BaseException | None = None
-        with ExitStack() as at_last:  # whatever telling meets: the pages go, and nobody waits for ever
+        with ExitStack() as at_last:  # whatever reporting raises, the pages end, and no caller waits forever
             at_last.callback(self.ended.set)
             at_last.callback(lambda: self.reporter.ended(self.status.value, met or self.failure))
             met = self._worked()
             self._tell_the_end(met)
 
     def _worked(self) -> BaseException | None:
-        """Run after run; returns what the job ended with, if anything was in its way."""
+        """Run until the job ends. Returns the error that it ended with, if any."""
         try:
             with quiet_logs(self.compiled.session):
                 met = self._run_until_done()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - `JobHandle.wait` raises it
             self.status, self.failure = Status.FAILED, error
             _log.debug("job %s failed for good", self.job.name, exc_info=error)
             self.reporter.run_failed(error, None, why_final(error))
@@ -315,7 +319,7 @@ class JobRunner:
         return CheckpointId(progress.checkpoint) if progress.run == run else NO_CHECKPOINT
 
     def coordinator(self) -> Coordinator | None:
-        """That of the present run."""
+        """The coordinator of the current run."""
         loop = self._present_loop()
         return None if loop is None else loop.coordinator
 
@@ -346,9 +350,9 @@ class JobRunner:
         threading.Thread(target=in_context(work), name="penstock-stop", daemon=True).start()
 
     def _let_helpers_end(self) -> None:
-        """Who waits for a checkpoint need not; a savepoint that is being written is finished, or given up when all is to end now.
+        """Wait for the threads of requests. A savepoint that is being written is finished, or given up if the job ends now.
 
-        Nothing but a cancel is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
+        Checkpoints are no longer waited for. Only a cancel is still accepted: the end of the job is decided, and no new thread may start.
         """
         self._request_server.close()
         self.actions.no_further_run()
@@ -367,7 +371,7 @@ class JobRunner:
         self.local_requests.ended(facts, self._why_not)
 
     def _why_not(self, wish: Request) -> BaseException | None:
-        """Why the end that has come is not the one that was asked for."""
+        """Why the job did not end as requested."""
         if wish.kind is Kind.CANCEL and self._cancelled:
             return None
         cancelled = self.status is Status.CANCELLED
@@ -385,7 +389,7 @@ class JobRunner:
         return Status.STOPPED if self._stopping.is_set() else Status.FINISHED
 
     def _run_until_done(self) -> Exception | None:
-        """Returns what the last run had failed with when the job was stopped or cancelled; raises what it failed with for good."""
+        """Run until the job ends. Returns the last failure if the job was stopped or cancelled after it; raises a final failure."""
         failed: Exception | None = None
         failures: list[float] = []
         met: list[Failure] = []
@@ -420,7 +424,7 @@ class JobRunner:
         return failed
 
     def _check_spark(self, error: Exception) -> None:
-        """A restart needs the session: without it every attempt would fail, and the job would look alive for ever."""
+        """Fail if Spark is gone: without a session every restart would fail, and the job would look alive forever."""
         if not is_alive(self.compiled.session):
             raise JobFailedError(
                 f"job {self.job.name} cannot restart, Spark is gone: the session was stopped or its JVM died ({error}); "
@@ -435,7 +439,7 @@ class JobRunner:
         if self.run is None:
             self.run = self._prepared_run()
             self.status = Status.RUNNING
-        if self._cancelled:  # while it was being prepared, when there was no run to tell it to
+        if self._cancelled:  # requested while it was being prepared, when there was no run to cancel
             self.run.cancel()
         run = self.run
         try:
@@ -470,7 +474,7 @@ class JobRunner:
         on_cancel = choice("checkpoint.on_cancel", self.job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
             storage = self.job.storage
-            self._ends.ended(RunOutcome.CANCELLED, failed)  # forgetting is a run of its own
+            self._ends.ended(RunOutcome.CANCELLED, failed)  # deleting is a run of its own
             run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             forget_earlier_runs(run_dir(job_dir(self.job.local_dir, self.job.name, storage.uri), run))
 

@@ -1,6 +1,6 @@
 """Key columns as Spark expressions: normalised, hashed, placed. Driver.
 
-The key group is Spark's own partitioning hash modulo max_parallelism. Where parallelism divides max_parallelism, Spark's shuffle of
+The key group is Spark's own partitioning hash modulo max_parallelism. If parallelism divides max_parallelism, Spark's shuffle of
 `groupBy` therefore brings every key to the subtask that owns it, with map-side aggregation and without a second shuffle.
 """
 
@@ -36,7 +36,7 @@ def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
 
 
 def with_key(frame: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-    """The rows with the key that is the same for all of them, for an operator without a key of its own."""
+    """The rows with a constant key column, for an operator without a key."""
     return frame.withColumn(EVERYTHING, F.lit(0).cast("byte")) if EVERYTHING in keys else frame
 
 
@@ -46,14 +46,14 @@ def float_keys(frame: DataFrame, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def normalised(frame: DataFrame, floats: tuple[str, ...]) -> DataFrame:
-    """Make -0.0 to 0.0 and all NaNs one, as Spark's own groupBy does, so that equal keys have equal hashes."""
+    """Turn -0.0 into 0.0 and all NaNs into one, as Spark's own groupBy does, so that equal keys have equal hashes."""
     if not floats:
         return frame
     return frame.withColumns({key: normal(F.col(quoted(key)), frame.schema[key].dataType) for key in floats})
 
 
 def sort_key(keys: tuple[str, ...], max_parallelism: int) -> Column:
-    """The number that state is sorted by; see `penstock.state.keys`."""
+    """The number by which state is sorted; see `penstock.state.keys`."""
     columns = [F.col(quoted(key)) for key in keys]
     group = F.pmod(F.hash(*columns), F.lit(max_parallelism)).cast("long")
     low_bits = F.xxhash64(*columns).bitwiseAND(F.lit(_HASH_BITS))
@@ -61,7 +61,7 @@ def sort_key(keys: tuple[str, ...], max_parallelism: int) -> Column:
 
 
 def sort_key_of_partition(parallelism: int) -> Column:
-    """The same for rows without a key: those of one partition of the input go to one subtask, in their order."""
+    """The sort key of rows without a key: the rows of one input partition go to one subtask, in order."""
     subtask = F.pmod(F.spark_partition_id(), F.lit(parallelism)).cast("long")
     return F.shiftleft(subtask, GROUP_SHIFT).alias(SORT_KEY)
 
@@ -74,8 +74,8 @@ def subtask_of(parallelism: int) -> Column:
 def placed_by_key(frame: DataFrame, keys: tuple[str, ...], parallelism: int) -> bool:
     """Whether Spark's plan brings every key to partition `hash mod parallelism`.
 
-    Usually the shuffle of `groupBy` does. Spark leaves it out when it knows that equal keys are together already (after `limit`,
-    `coalesce(1)`, `repartition`, or with a single input partition), and then they lie elsewhere.
+    Usually the shuffle of `groupBy` does. Spark omits it if equal keys are already in one partition (after `limit`, `coalesce(1)`,
+    `repartition`, or with a single input partition), which may be another one.
     """
     partitioning = frame._jdf.queryExecution().executedPlan().outputPartitioning()
     if (
@@ -91,7 +91,7 @@ def placed_by_key(frame: DataFrame, keys: tuple[str, ...], parallelism: int) -> 
 
 
 def quoted(name: str) -> str:
-    """A column name that may contain dots."""
+    """A column name in backticks, so that it may contain dots."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -1,8 +1,7 @@
 """A Spark session on this machine, for demos, tests and notebooks. Runs on the driver.
 
-A production job brings its own session; nothing in Penstock needs one made here. What this one takes care of:
-the Java to run on, the Python that workers start, sockets on loopback only, silence at start, retries of a
-task whose Python worker died.
+A production job brings its own session; Penstock never needs one from here. This one sets the Java to run on, the Python of workers,
+sockets on loopback only, quiet logs, and retries of tasks whose Python worker died.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ def local_session(
 ) -> SparkSession:
     """Start Spark on this machine, or return the session that already runs with the same master.
 
-    `master` replaces `local[cores]`, for example "local-cluster[2,1,512]" for two executors in processes of
-    their own with one core and 512 MB each. `packages` are fetched from Maven Central with all they need, for example
-    "org.apache.spark:spark-sql-kafka-0-10_2.13": a package of Spark's own that is named without a version gets the version
-    of this Spark. `config` has the last word over every setting made here.
+    `master` replaces `local[cores]`, for example "local-cluster[2,1,512]" for two executors in separate processes with one core and
+    512 MB each. `packages` are fetched from Maven Central with their dependencies, for example
+    "org.apache.spark:spark-sql-kafka-0-10_2.13": a package of Spark's own without a version gets the version of this Spark. `config`
+    overrides every setting made here.
     """
     if cores < 1:
         raise ConfigError(f"cores is {cores}; a local session needs at least 1", cores=cores)
@@ -99,11 +98,10 @@ def local_session(
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Let PySpark start its JVM in a thread of its own, which no Ctrl-C interrupts.
+    """Let PySpark start its JVM in a separate thread, which Ctrl-C does not interrupt.
 
-    An exception in the midst of it removes the folder into which the JVM is about to write where it can be reached. The JVM
-    then fails without ending, and is never ended by anyone. What this thread has started is taken by the next call, or
-    ends with the process.
+    An exception during the start would remove the folder into which the JVM is about to write its address. The JVM would then fail
+    without ending, and nothing would ever end it. A JVM that this thread has started is used by the next call, or ends with the process.
     """
     conf = SparkConf().setAll(list(settings.items()))
     failures: list[BaseException] = []
@@ -112,7 +110,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
     def start() -> None:
         try:
             SparkContext._ensure_initialized(conf=conf)
-        except BaseException as error:  # noqa: BLE001 - raised by who waits
+        except BaseException as error:  # noqa: BLE001 - raised below, by the waiting thread
             failures.append(error)
         up.set()
 
@@ -124,7 +122,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 
 def _import_meanwhile() -> None:
-    """Java takes seconds to come up, in a process of its own: what a job is going to need is imported beside it."""
+    """Import modules that a job will need while Java starts, which takes seconds in its own process."""
     for module in (
         "penstock.job",
         "penstock.spark.job_handle",
@@ -135,16 +133,16 @@ def _import_meanwhile() -> None:
 
 
 def _stop_at_exit(session: SparkSession) -> None:
-    """Or PySpark's threads complain, behind the prompt, that Java has gone."""
+    """Stop the session at exit, or PySpark's threads print errors about the lost JVM."""
     if is_alive(session):
         session.stop()
 
 
 def is_alive(session: SparkSession) -> bool:
-    """Whether Spark answers: neither was the session stopped nor did its JVM die."""
+    """Whether Spark still responds: the session was not stopped, and its JVM has not died."""
     try:
         return not session.sparkContext._jsc.sc().isStopped()
-    except (Py4JError, OSError, AttributeError):  # AttributeError: a stopped session has no context any more
+    except (Py4JError, OSError, AttributeError):  # AttributeError: a stopped session has no context
         return False
 
 
@@ -168,19 +166,19 @@ def _settings(master: str, java: JavaHome, java_home: Path, config: Mapping[str,
 
 
 def _with_retries(master: str) -> str:
-    """Plain `local[N]` fails at the first lost Python worker; `local[N,4]` tries again as a cluster does."""
+    """Add retries: plain `local[N]` fails at the first lost Python worker; `local[N,4]` retries as a cluster does."""
     match = _LOCAL.fullmatch(master)
     return f"local[{match.group(1) or 1},{MAX_TASK_FAILURES}]" if match else master
 
 
 def _executor_memory(master: str) -> dict[str, str]:
-    """An executor of a local cluster must fit into its worker, or Spark waits for ever."""
+    """The memory of an executor in a local cluster. It must fit into its worker, or Spark waits forever."""
     match = _LOCAL_CLUSTER.fullmatch(master)
     return {"spark.executor.memory": f"{match.group(1)}m"} if match else {}
 
 
 def _driver_options(java: JavaHome, config: Mapping[str, str]) -> str:
-    """Java's errors are a line each: Penstock tells of what matters. With the level DEBUG for 'penstock' they come with their stacks."""
+    """Java's options, including a log with one line per error. With level DEBUG for 'penstock', errors are logged with their stacks."""
     asked = config.get("spark.driver.extraJavaOptions", "")
     given = f"{archive_options(java, asked)} {asked}".strip()
     if "log4j2.configurationFile" in given:
@@ -192,7 +190,7 @@ def _driver_options(java: JavaHome, config: Mapping[str, str]) -> str:
 
 
 def _worker_python_path(config: Mapping[str, str]) -> str:
-    """Workers find an installed Penstock by themselves; they have to be told about a source tree."""
+    """The PYTHONPATH of workers: they find an installed Penstock without it, but not a source tree."""
     parts = [config.get("spark.executorEnv.PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     source_root = str(Path(__file__).resolve().parents[2])
     if source_root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:

@@ -1,13 +1,12 @@
 """`PartitionedLog` as a Spark data source. The driver plans ranges of offsets, executors read them.
 
-Spark runs the planning half in a Python process of its own that lives as long as the query, so the log keeps
-there how far it has looked, and a trigger costs a look at each partition's end.
+Spark runs the planning half in its own Python process, which lives as long as the query. The log remembers there how far it has looked,
+so a trigger costs one look at the end of each partition.
 
-`PartitionedLog` on Spark 4.0 and 4.1, which ask a source in Python neither from where nor how far it may read. Driver.
-
-Its reader keeps the position itself, and a job tells it by a note, a small file, how the run reads. Without a note there is no knowing:
-for a query with `availableNow` such a Spark asks once, wherever the query stands, and makes one batch of the answer. So a job over logs
-alone is not run with `availableNow` there: its readers stop at the end that their note names, and the run ends when Spark has caught up.
+Spark 4.0 and 4.1 pass a Python source neither a start nor a limit. There the reader keeps its position itself, and the job tells it
+through a note, a small file, how the run reads. For a query with `availableNow` such a Spark asks only once, wherever the query stands,
+and makes one batch of the answer. So a job that reads only logs does not use `availableNow` there: its readers stop at the end that
+their note names, and the run ends when Spark has caught up.
 """
 
 from __future__ import annotations
@@ -41,13 +40,14 @@ from penstock.spark.versions import (
     arrow_schema,
 )
 
+_log = logging.getLogger(__name__)
+
 
 def fair_end(start: Mapping[int, int], end: Mapping[int, int], max_rows: int) -> dict[int, int]:
-    """Return positions at most `max_rows` after `start` in all, none after `end`.
+    """Return positions at most `max_rows` after `start` in total, none after `end`.
 
-    Every partition gets the same share; what one does not need goes to the others. The rows that do not
-    divide evenly go round: where they begin depends on how many rows were read before, so no partition
-    waits for ever.
+    Every partition gets the same share; what one does not need goes to the others. The remainder rotates: its first partition depends on
+    how many rows were read before, so no partition waits forever.
     """
     waiting = {partition: end[partition] - start[partition] for partition in sorted(end)}
     granted = dict.fromkeys(waiting, 0)
@@ -68,7 +68,7 @@ def fair_end(start: Mapping[int, int], end: Mapping[int, int], max_rows: int) ->
 
 FORMAT = "penstock-log"
 NOTE = "note"
-"""The option for Sparks without limits, see `penstock.spark.log_source`."""
+"""The option with the path of the note, for Spark versions without limits."""
 
 
 def read_log(spark: SparkSession, path: Path, rows_per_batch: int | None = None) -> DataFrame:
@@ -89,24 +89,24 @@ def read_log(spark: SparkSession, path: Path, rows_per_batch: int | None = None)
 
 
 class LogDataSource(DataSource):
-    """The options are `path` and, for streams, `rows_per_batch`."""
+    """The Spark data source of a log. Its options are `path` and, for streams, `rows_per_batch`."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
+        """The name to use in `format(...)`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Position and the log's columns, all nullable."""
+        """The columns of the position, then those of the log, all nullable."""
         log = self._log()
         return from_arrow_schema(pa.schema([*POSITION_FIELDS, *log.schema]), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> LogReader:
-        """For `spark.read`."""
+        """The reader for a batch query with `spark.read`."""
         return LogReader(self._log(), schema)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
-        """For `spark.readStream`."""
+        """The reader for a streaming query with `spark.readStream`."""
         limit = self.options.get("rows_per_batch")
         rows_per_batch = int(limit) if limit else None
         if HAS_READ_LIMITS:
@@ -133,7 +133,7 @@ class LogRange(InputPartition):
 
 
 class LogReader(DataSourceReader):
-    """Reads what the log holds when the query is planned."""
+    """Reads everything that the log contains when the query is planned."""
 
     def __init__(self, log: PartitionedLog, schema: StructType) -> None:
         self._log = log
@@ -144,13 +144,13 @@ class LogReader(DataSourceReader):
         return [LogRange(number, 0, end) for number, end in self._log.end_offsets().items() if end]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor. Without rows Spark plans one partition that is no range."""
+        """Read one range, on an executor. If there are no rows, Spark plans one partition that is not a range."""
         if isinstance(partition, LogRange):
             yield from _rows(self._log, self._schema, partition)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Positions are `{"0": 17, "1": 12}`: partition and the offset of the next row."""
+    """Reads the log as a stream. A position is `{"0": 17, "1": 12}`: for each partition the offset of the next row."""
 
     def __init__(self, log: PartitionedLog, schema: StructType, rows_per_batch: int | None) -> None:
         self._log = log
@@ -159,26 +159,26 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[int, int] | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Where a new query begins."""
+        """The position where a new query begins."""
         return _position(dict.fromkeys(range(self._log.partitions), 0))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What `rows_per_batch` asks for."""
+        """The read limit that `rows_per_batch` sets."""
         return ReadAllAvailable() if self._rows_per_batch is None else ReadMaxRows(self._rows_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Remember where the log ends now: this query goes no further."""
+        """Remember where the log ends now: this query reads no further."""
         self._target = self._log.end_offsets()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Where the next batch ends."""
+        """The position where the next batch ends."""
         begin = self._checked(start)
         end = self._target or self._log.end_offsets()
         self._refuse_lost_rows(begin, end)
         return _position(fair_end(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """For the query's progress: where the log ends."""
+        """Where the log ends, for the progress of the query."""
         return _position(self._log.end_offsets())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -189,12 +189,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [part for part in ranges if part.start < part.end]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor, also again for the same range, with the same rows."""
+        """Read one range, on an executor. Reading it again gives the same rows."""
         assert isinstance(partition, LogRange)
         yield from _rows(self._log, self._schema, partition)
 
     def stop(self) -> None:
-        """Close the log's files."""
+        """Close the files of the log."""
         self._log.close()
 
     def _refuse_lost_rows(self, begin: dict[int, int], end: dict[int, int]) -> None:
@@ -231,11 +231,8 @@ def _position(offsets: dict[int, int]) -> dict[str, int]:
     return {str(partition): offset for partition, offset in offsets.items()}
 
 
-_log = logging.getLogger(__name__)
-
-
 class Pace(msgspec.Struct, frozen=True):
-    """What a note says: read in batches, up to `until` if that is given; or all that is there `at_once`."""
+    """The content of a note: read in batches, up to `until` if given; or everything `at_once`."""
 
     until: dict[int, int] | None = None
     at_once: bool = False
@@ -245,7 +242,7 @@ _PACES = msgspec.json.Decoder(Pace)
 
 
 def new_note() -> Path:
-    """Where a job will tell the reader of one DataFrame how it reads."""
+    """The path of a new note, for the reader of one DataFrame."""
     return Path(_folder().name, SYSTEM_RANDOMNESS.token())
 
 
@@ -255,9 +252,9 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def set_paces(frames: Sequence[DataFrame], *, available_now: bool) -> bool:
-    """Tell the logs among the sources of a query that is about to start how it reads.
+    """Write the notes for the logs among the sources of a query that is about to start.
 
-    True: the query must be started without `availableNow`, and stopped when it has caught up.
+    Returns True if the query must be started without `availableNow`, and stopped when it has caught up.
     """
     if HAS_READ_LIMITS:
         return False
@@ -277,12 +274,12 @@ def set_paces(frames: Sequence[DataFrame], *, available_now: bool) -> bool:
 
 
 def when_caught_up(query: StreamingQuery, call: Callable[[], None]) -> None:
-    """Call something once the query has nothing left to read; never if it fails."""
+    """Call a function once the query has nothing left to read; never if it fails."""
 
     def wait() -> None:
         try:
             query.processAllAvailable()
-        except Exception as error:  # noqa: BLE001 - Spark wraps what failed in kinds of its own; who watches the query sees it too
+        except Exception as error:  # noqa: BLE001 - Spark wraps failures in exceptions of its own; the thread that watches the query sees it too
             _log.debug("the query ended before it had read everything", exc_info=error)
         else:
             call()
@@ -298,7 +295,7 @@ def _pace(path: Path, *, alone: bool) -> Pace:
 
 
 class PacedLogReader(LogStreamReader):
-    """A `LogStreamReader` for a Spark that gives neither a start nor a limit."""
+    """A `LogStreamReader` for a Spark that passes neither a start nor a limit."""
 
     def __init__(
         self, log: PartitionedLog, schema: StructType, rows_per_batch: int | None, note: Path | None
@@ -309,7 +306,7 @@ class PacedLogReader(LogStreamReader):
         self._seen: dict[str, int] | None = None
 
     def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        """Where the next batch ends. Spark makes a batch of every new answer, so that the one after it begins there."""
+        """Where the next batch ends. Spark makes a batch of every new answer, and the next one begins there."""
         if self._pace is None:
             self._pace = self._read_note()
             self._target = self._pace.until
@@ -320,7 +317,7 @@ class PacedLogReader(LogStreamReader):
 
     @override
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Spark also calls it, with an empty range, to say where a query goes on."""
+        """Spark also calls this with an empty range, to say where a query continues."""
         self._seen = end
         return super().partitions(start, end)
 

@@ -1,13 +1,11 @@
-"""Where sources end now, for who wants to go on there: of Kafka and `PartitionedLog`, which can be asked. Driver.
+"""Positions of sources: where Kafka and `PartitionedLog` end now, checks of given positions, and whether a job has caught up. Driver.
 
-Positions that somebody gives to a `PartitionedLog`, held against the log itself before anything is written. Driver.
+Spark passes a position to its source in the middle of a query, where a wrong one fails every run. So positions for a `PartitionedLog` are
+checked against the log before anything is written.
 
-Spark hands a position to the source in the middle of the query. What is wrong there fails every run again, so it is looked at before.
-
-Whether all that lay in the sources at a moment is committed. Driver.
-
-Sources that can be asked where they end (Kafka, `PartitionedLog`) are asked at that moment. Of others it is known when Spark, later than
-that moment, has looked at all of them and found nothing, and all it had found before is committed.
+A job has caught up when everything that was in the sources at one moment is committed. Kafka and `PartitionedLog` report at that moment
+where they end. Other sources have been read when Spark has later looked at all of them and found nothing, and everything that it had
+found before is committed.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ KAFKA = "kafka"
 
 @dataclass
 class LatestPositions:
-    """Of the sources of a job. Each is asked once: all runs of a start mean the same moment."""
+    """Where the sources of a job end. Each is asked once, so all runs of a start use the same moment."""
 
     session: SparkSession
     sources: Sequence[Source]
@@ -67,7 +65,7 @@ class LatestPositions:
         )
 
     def _end_of_stream(self, uid: str, leaf: Any) -> str:
-        """Spark's own reader of the source is asked, as the query would ask it, in a folder of its own: it notes where it begins."""
+        """Ask Spark's own reader of the source, in a temporary folder, because it records where it begins."""
         java = self.session.sparkContext._jvm
         assert java is not None
         with tempfile.TemporaryDirectory(prefix="penstock-latest-") as notes:
@@ -89,7 +87,7 @@ class LatestPositions:
 def check_log_positions(
     sources: Sequence[Source], changes: RestoreOptions, savepoint: GivenSavepoint | None
 ) -> None:
-    """Refuse a start whose `positions=`, or whose savepoint, says of a log what it does not have."""
+    """Refuse a start whose `positions=` or savepoint names positions that a log does not have."""
     stored = {} if savepoint is None else savepoint.manifest.barrier.positions
     given = {changes.rename.get(uid, uid): one for uid, one in stored.items()} | dict(changes.positions)
     for source in sources:
@@ -98,11 +96,11 @@ def check_log_positions(
 
 
 def check_position(source: Source, position: Any) -> None:
-    """The same for one source; a list has a position for each of the streams in it."""
+    """Check the position of one source. If it has several streams, the position is a list."""
     found = leaves(source.frame)
     several = position if len(found) > 1 else [position]
     if not isinstance(several, list) or len(several) != len(found):
-        return  # refused elsewhere, with what is wrong
+        return  # refused elsewhere, with a better message
     for leaf, options, one in zip(found, leaf_options(source.frame), several, strict=True):
         if leaf.kind == LOG and one is not None:
             _check(source.uid, PartitionedLog(options["path"]), one)
@@ -130,61 +128,61 @@ def _refused(uid: str, log: PartitionedLog, position: Any, has: str, ends: Mappi
 
 @dataclass(frozen=True)
 class SourceEnds:
-    """Where the sources ended at a moment; those that nobody can ask are `unknown`."""
+    """Where the sources ended at one moment; sources that cannot report it are `unknown`."""
 
     ends: Mapping[str, object]
     unknown: frozenset[str]
 
     @classmethod
     def of(cls, session: SparkSession, sources: Sequence[Source]) -> SourceEnds:
-        """Ask the sources. Raises `UnavailableError` when one does not answer."""
+        """Ask the sources. Raises `UnavailableError` if one does not respond."""
         latest = LatestPositions(session, sources)
         ends: dict[str, object] = {}
         unknown: set[str] = set()
         for source in sources:
             try:
                 found = [json.loads(end) for end in latest(source.uid)]
-            except ConfigError:  # of a kind that cannot be asked
+            except ConfigError:  # a kind of source that cannot report its end
                 unknown.add(source.uid)
             else:
                 ends[source.uid] = found[0] if len(found) == 1 else found
         return cls(ends, frozenset(unknown))
 
     def is_in(self, committed: Completed | None, silent_since: Callable[[], bool]) -> bool:
-        """Whether a checkpoint, all of whose promises are kept, has it all. `silent_since`: for those that are unknown."""
+        """Whether a committed checkpoint contains everything. `silent_since`: decides about unknown sources."""
         positions = {} if committed is None else committed.barrier.positions
         reached = all(_is_reached(positions.get(uid), end) for uid, end in self.ends.items())
         return reached and (not self.unknown or silent_since())
 
 
 class PositionReader(Protocol):
-    """A query, as far as it is asked here."""
+    """The questions to a running query."""
 
     def rests(self) -> bool:
-        """Whether it has looked at its sources, found nothing, and does not look at this moment."""
+        """Whether it has looked at its sources, found nothing, and is not looking now."""
         ...
 
     def has_nothing_left(self) -> bool:
-        """Whether it rests, and all that it had found is committed."""
+        """Whether it rests, and everything that it had found is committed."""
         ...
 
 
 @dataclass
 class SilentSince:
-    """Whether Spark has looked at all sources later than a moment, that in which this was made, and has found nothing.
+    """Whether Spark has looked at all sources and found nothing, since this object was made.
 
-    A look may take long, and the one that is under way may have begun before that moment. So the query must have rested first, and once
-    more when it has had the time to begin another look.
+    A look may take long, and the current one may have begun before. So the query must be seen resting, and resting again after it had the
+    time to begin another look.
     """
 
     run: Callable[[], PositionReader | None]
     look_s: float
-    """Within so long a query that rests begins to look."""
+    """The time within which a resting query begins another look."""
     clock: Clock = SYSTEM_CLOCK
     _rested_s: float | None = None
 
     def __call__(self) -> bool:
-        """Ask."""
+        """Whether it is so by now; to be called at short intervals."""
         run, now_s = self.run(), self.clock.monotonic()
         if run is None:
             return False

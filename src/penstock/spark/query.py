@@ -1,4 +1,4 @@
-"""One attempt to run the job as Spark's query: its batches go through the engine, until the end or a failure. Driver."""
+"""One attempt to run the job as a Spark query: passes its batches to `run.Run`, until the end or a failure. Driver."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 TICK_PAUSE_S = 0.25
-"""Where the job has a trigger: so long after a batch the driver waits for another of Spark's before it begins one itself."""
+"""If the job has a trigger, the driver waits this long after a batch for Spark's next one before it begins a tick."""
 ACCOUNT_GRACE_S = 1.0
-"""So long a stop waits for Spark's account of the last batch; without it its rows are not counted, and nothing else is lost."""
+"""How long a stop waits for Spark's report on the last batch. Without it, its rows are not counted, and nothing else is lost."""
 
 
 class QueryRun:
-    """One run of the job, with its own fencing token. Made anew after every failure; `run` is called once."""
+    """One run of the job, with its own fencing token. Each restart makes a new one; `run` is called once."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class QueryRun:
         self._stopping = stopping
         self._failure: BaseException | None = None
         self.met = Failure()
-        """The failure as far as it can be recognised when it comes again."""
+        """The failure, in a form that can be compared with later ones."""
         self._batch_lock = threading.Lock()
         self._closed = False
         self._cancelled = False
@@ -89,14 +89,14 @@ class QueryRun:
         )
         self._caught_up = threading.Event()
         self._read = start.plan.last_read
-        """Spark's number of the last batch that is done."""
+        """Spark's number of the last completed batch."""
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
         self._input_rows = SourceRowCounts(after=start.plan.last_read, numbers=spec.source_numbers)
         self._batch_of: dict[int, int] = {}
-        """By Spark's number of a batch that is not accounted for yet: our number of it."""
+        """Our number of a batch by Spark's number, for batches on which Spark has not reported yet."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)
-        self._engine = Run(
+        self._run = Run(
             spec,
             start,
             self._loop.coordinator,
@@ -130,11 +130,11 @@ class QueryRun:
 
     @property
     def loop(self) -> CoordinatorLoop:
-        """For whoever wants a checkpoint of it."""
+        """The loop of the coordinator, for checkpoint requests."""
         return self._loop
 
     def rests(self) -> bool:
-        """Whether Spark has looked at all sources since its last batch, found nothing, and does not look at this moment."""
+        """Whether Spark has looked at all sources since its last batch, found nothing, and is not looking now."""
         query = self._query
         if query is None or self._closed:
             return False
@@ -143,15 +143,15 @@ class QueryRun:
         return looked and not status["isTriggerActive"]
 
     def has_nothing_left(self) -> bool:
-        """Whether it rests, and all before is completed and committed."""
+        """Whether it rests, and everything before is committed."""
         committed = self._loop.coordinator.newest_committed
-        done = CheckpointId(self._engine.next_batch - 1)
+        done = CheckpointId(self._run.next_batch - 1)
         return self.rests() and committed is not None and committed.id >= done
 
     # ── running ────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Run until the input is done (available_now), `stopping` is set, or something fails; then raise why."""
+        """Run until the input ends (available_now), `stopping` is set, or something fails; then raise the failure."""
         of_job(self._spec.name)
         try:
             self._loop.start()
@@ -159,8 +159,8 @@ class QueryRun:
             if self._failure is None:
                 self._run_query()
             if self._failure is None and not self._cancelled:
-                self._loop.drain(self._engine.look_after, lambda: self._cancelled)
-                self._engine.check_claim()
+                self._loop.drain(self._run.look_after, lambda: self._cancelled)
+                self._run.check_claim()
                 if self._actions is not None and not self._cancelled and self._stopping.is_set():
                     self._actions.settled()
         except Exception as error:  # noqa: BLE001 - raised below, when everything is closed
@@ -169,15 +169,15 @@ class QueryRun:
             self._fail(error)
             raise
         finally:
-            self._mailbox.close()  # first: what is on its way may name files that the coordinator has to discard
-            self._engine.close()
+            self._mailbox.close()  # first, because pending messages may name files that the coordinator has to discard
+            self._run.close()
             self._loop.stop(lambda: self._cancelled)
             forget_working_files(self._spec, self._start)
         if self._failure is not None:
-            raise ownership_failure(self._failure, self._engine, self._spec.name)
+            raise ownership_failure(self._failure, self._run, self._spec.name)
 
     def _run_query(self) -> None:
-        looked_us = self._engine.time_us  # whatever has come by now is read
+        looked_us = self._run.time_us  # everything that has arrived by now is read
         self._query = query = self._start_query()
         try:
             self._watch(query)
@@ -188,11 +188,11 @@ class QueryRun:
             self._drain_behind_the_stop(self._actions)
 
     def cancel(self) -> None:
-        """End without a last checkpoint; `stopping` must be set next."""
+        """End without a last checkpoint; the caller must set `stopping` next."""
         self._cancelled = True
 
     def interrupt(self) -> None:
-        """Give up what Spark computes for the present batch, without the attempts that its tasks may have left."""
+        """Cancel the Spark jobs of the current batch, including retries of their tasks."""
         query, context = self._query, self._compiled.session.sparkContext
         if query is not None:
             context.cancelJobGroup(str(query.runId))
@@ -203,9 +203,9 @@ class QueryRun:
         return f"{self._spec.name}-{self._start.plan.run}"
 
     def _deliver(self, message: Message) -> None:
-        """A task that tells why it fails waits until this returns: Spark hears that the batch is given up before that the task failed."""
-        self._engine.deliver(message)
-        if isinstance(message, TaskFailed) and self._engine.is_hopeless and not self._given_up:
+        """Take a message. A failing task waits until this returns, so Spark cancels a hopeless batch before it sees the task fail."""
+        self._run.deliver(message)
+        if isinstance(message, TaskFailed) and self._run.is_hopeless and not self._given_up:
             self._given_up = True
             try:
                 self.interrupt()
@@ -234,14 +234,14 @@ class QueryRun:
 
     def _watch(self, query: StreamingQuery) -> None:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
-            self._engine.look_after()
+            self._run.look_after()
             self._count_input(query)
             self._see_whether_it_is_up(query)
             self._tick_if_due()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     return
-            except Exception as error:  # noqa: BLE001 - Spark wraps what failed in kinds of its own
+            except Exception as error:  # noqa: BLE001 - Spark wraps failures in exceptions of its own
                 self._fail(error)
 
     def _see_whether_it_is_up(self, query: StreamingQuery) -> None:
@@ -251,7 +251,7 @@ class QueryRun:
                 self._observer.has_nothing_to_read()
 
     def _close(self, query: StreamingQuery) -> None:
-        """Stop the query between two batches: interrupting one in Python code leaves Spark's thread in disorder."""
+        """Stop the query between two batches: an interrupt in Python code leaves Spark's thread in disorder."""
         got = self._batch_lock.acquire(timeout=BATCH_GRACE_S)
         self._closed = True
         if got:
@@ -262,41 +262,41 @@ class QueryRun:
         query.stop()
 
     def _count_input(self, query: StreamingQuery) -> bool:
-        """Whether the rows of every batch that is done are counted. After a failure nobody waits for them."""
+        """Count the rows that Spark reports. Returns whether all completed batches are counted, or a failure makes counting pointless."""
         if self._failure is None and not self._input_rows.knows(self._read):
             for account in self._input_rows.read(query):
-                batch = self._batch_of.pop(account.read, self._engine.next_batch)
+                batch = self._batch_of.pop(account.read, self._run.next_batch)
                 self._observer.rows_read(batch, account.sources, account.took)
         return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = explained(error, self._engine, self._job.graph, shows_rows=self._spec.shows_rows)
+            self._failure = explained(error, self._run, self._job.graph, shows_rows=self._spec.shows_rows)
 
     # ── batches that read nothing ──────────────────────────────────────────────────────────────
 
     def _tick_if_due(self) -> None:
-        """When something is due and Spark has looked and found nothing. With a backlog its next batch does what is due."""
+        """Run a tick if something is due and Spark has looked and found nothing. With a backlog, Spark's next batch does what is due."""
         if not self._batch_lock.acquire(blocking=False):
             return
         try:
             looked_us = self._looked_us()
             nothing_comes = looked_us is not None or self._rests_between_triggers()
-            if nothing_comes and self._may_begin and self._engine.is_due(looked_us=looked_us):
-                self._run_empty(partial(self._engine.begin_tick, looked_us=looked_us))
+            if nothing_comes and self._may_begin and self._run.is_due(looked_us=looked_us):
+                self._run_empty(partial(self._run.begin_tick, looked_us=looked_us))
         finally:
             self._batch_lock.release()
 
     def _looked_us(self) -> int | None:
-        """When Spark has looked and found nothing. Without event time it is asked only when something is due: each time is a call."""
-        if self._spec.event_times or self._engine.is_due():
-            return self._silence.looked_us(self._query, self._engine.time_us)
+        """When Spark looked and found nothing. Without event time this is asked only if something is due: it calls into Java."""
+        if self._spec.event_times or self._run.is_due():
+            return self._silence.looked_us(self._query, self._run.time_us)
         return None
 
     def _rests_between_triggers(self) -> bool:
-        """Whether Spark waits for the time of its next trigger, and begins no batch before, whatever there is to read."""
+        """Whether Spark waits for its next trigger, and begins no batch before, even if there are rows."""
         query, quiet_s = self._query, SYSTEM_CLOCK.monotonic() - self._ended_s
-        if query is None or not self._job.trigger_s or quiet_s < TICK_PAUSE_S or not self._engine.is_due():
+        if query is None or not self._job.trigger_s or quiet_s < TICK_PAUSE_S or not self._run.is_due():
             return False
         return waits(query.status)
 
@@ -305,48 +305,48 @@ class QueryRun:
         return (
             not self._closed
             and self._failure is None
-            and self._engine.waiting_commits < run.MOST_WAITING_COMMITS
+            and self._run.waiting_commits < run.MOST_WAITING_COMMITS
         )
 
     def _run_empty(self, begin: Callable[[Address], BatchUnderWay]) -> None:
-        """With the lock of batches. It fails as a batch of Spark's does: the failure is kept, and ends the run."""
+        """Run a batch without input; the caller holds the batch lock. A failure is kept and ends the run, as in a batch of Spark's."""
         session = self._compiled.session
         with suppress(BatchFailedError), in_group(session.sparkContext, self._name, "what is due in time"):
-            self._run_batch(self._empty.frame, begin, self._engine.next_batch)
+            self._run_batch(self._empty.frame, begin, self._run.next_batch)
 
     def _go_on_after_the_end_of_time(self) -> None:
-        """A run that ended in the middle of a drain has left it to this one to remove what lived by event time."""
+        """Finish a drain that an earlier run began: remove the state that expired at the end of event time."""
         with self._batch_lock:
-            if self._engine.time_is_over:
-                self._run_empty(self._engine.begin_anew)
+            if self._run.time_is_over:
+                self._run_empty(self._run.begin_anew)
 
     def _come_to_the_end_of_time(self, looked_us: int) -> None:
-        """All input is read: do what is due by now, and if asked for all that would ever be due in event time."""
+        """All input is read: do what is due by now, and with `drain` everything that waits in event time."""
         if not self._available_now:
             return
         if self._goes_on and not self._stopping.is_set():
-            self._engine.read_to_the_end(looked_us)
+            self._run.read_to_the_end(looked_us)
         self._do_what_is_due(lambda: self._goes_on and not self._stopping.is_set())
         if self._drain and not self._stopping.is_set():
             self._end_time()
 
     def _do_what_is_due(self, goes_on: Callable[[], bool]) -> None:
-        until_us = self._engine.time_us
-        while goes_on() and self._engine.is_due(until_us):
+        until_us = self._run.time_us
+        while goes_on() and self._run.is_due(until_us):
             with self._batch_lock:
-                self._run_empty(self._engine.begin_tick)
+                self._run_empty(self._run.begin_tick)
 
     def _end_time(self) -> None:
-        """Nothing more is read: close all windows and fire all timers of event time."""
-        if self._goes_on and self._engine.ends_with_event_time:
+        """Nothing more is read: close all windows and fire all event-time timers."""
+        if self._goes_on and self._run.ends_with_event_time:
             with self._batch_lock:
-                self._run_empty(self._engine.begin_end_of_time)
+                self._run_empty(self._run.begin_end_of_time)
                 if self._failure is None:
-                    self._engine.check_nothing_waits()
-                    self._run_empty(self._engine.begin_anew)
+                    self._run.check_nothing_waits()
+                    self._run_empty(self._run.begin_anew)
 
     def _drain_behind_the_stop(self, actions: JobActions) -> None:
-        """Spark reads nothing more. A batch that was broken off lets go of the lock when it has failed, and then there is no drain."""
+        """Drain after a stop, when Spark reads nothing more. If a batch was cut off, it fails, and there is no drain."""
         if self._batch_lock.acquire(timeout=BATCH_GRACE_S):
             self._batch_lock.release()
             self._do_what_is_due(lambda: self._goes_on)
@@ -360,36 +360,36 @@ class QueryRun:
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
     def _on_batch(self, frame: DataFrame, number: int) -> None:
-        of_job(self._spec.name)  # a thread of Spark's
-        planned_us = self._engine.time_us
+        of_job(self._spec.name)  # in a thread of Spark's
+        planned_us = self._run.time_us
         self._wait_for_commits()
         with self._batch_lock:
             if self._closed or self._failure is not None:
-                return  # what Spark notes about it is in the log of this run, which nobody reads again
+                return  # Spark notes the batch as done in the log of this run, which no later run reads
             self._silence.broken()
             read = CheckpointId(number)
-            self._batch_of[read] = self._engine.next_batch
-            self._run_batch(frame, partial(self._engine.begin_batch, read, planned_us=planned_us), read)
+            self._batch_of[read] = self._run.next_batch
+            self._run_batch(frame, partial(self._run.begin_batch, read, planned_us=planned_us), read)
             self._read = read
 
     def _run_batch(
         self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: CheckpointId
     ) -> None:
-        """From its beginning to its end, with the lock of batches; raises `BatchFailedError`, and what it is about is kept.
+        """Run one batch; the caller holds the batch lock. Raises `BatchFailedError`, and keeps the failure itself.
 
-        `place` is the same when the same is read again: Spark's number, which does not depend on what was due in between.
+        `place` is the same when the same rows are read again: it is Spark's number, which does not count ticks.
         """
-        number = self._engine.next_batch
+        number = self._run.next_batch
         try:
             batch = begin(self._mailbox.address)
             newest = NewestTimes.of(self._spec, batch)
             answers = self._perform(frame, batch.assignment, newest)
-            if self._engine.is_hopeless:  # Spark was about to be told, and was quicker
-                raise BatchFailedError(number)  # noqa: TRY301 - as what Spark would have raised
-            self._engine.end_batch(batch, answers, newest.found)
-        except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark is told less
+            if self._run.is_hopeless:  # the batch was about to be cancelled, and Spark finished first
+                raise BatchFailedError(number)  # noqa: TRY301 - as if Spark had raised it
+            self._run.end_batch(batch, answers, newest.found)
+        except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark gets a short error
             if self._failure is None:
-                self.met = Failure(place, cause_of(error, self._engine.told))
+                self.met = Failure(place, cause_of(error, self._run.task_failure))
             self._fail(error)
             _log.debug(
                 "batch %d of job %s failed",
@@ -403,9 +403,9 @@ class QueryRun:
 
     def _wait_for_commits(self) -> None:
         told = False
-        while (waiting := self._engine.waiting_commits) >= run.MOST_WAITING_COMMITS:
+        while (waiting := self._run.waiting_commits) >= run.MOST_WAITING_COMMITS:
             if self._closed or self._failure is not None or self._stopping.is_set():
-                self._closed = True  # Spark takes this batch for done: none may follow it
+                self._closed = True  # Spark considers this batch done: none may follow it
                 return
             if not told:
                 _log.warning(

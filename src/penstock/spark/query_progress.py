@@ -24,10 +24,10 @@ from penstock.status.observer import SourceAccount
 
 
 def rows_between(reached: object, end: object) -> int | None:
-    """Rows from one position to the other, 0 when the first is not before the second; None where positions are no offsets by partition.
+    """Rows from one position to the other, 0 if the first is not before the second. None if positions are not offsets by partition.
 
-    Both as Spark writes them: of Kafka `{"topic": {"0": 17}}`, of a `PartitionedLog` `{"0": 17}`. A partition without a position has
-    been read from nowhere yet.
+    Both as Spark writes them: Kafka's as `{"topic": {"0": 17}}`, those of a `PartitionedLog` as `{"0": 17}`. A partition without a
+    position has not been read yet.
     """
     if not isinstance(end, dict) or not isinstance(reached, dict | None):
         return None
@@ -44,36 +44,36 @@ def _between(reached: object, end: object) -> int | None:
 
 
 _RAN = "addBatch"
-"""In the durations of an account: a batch was run."""
+"""In the durations of a report: a batch was run."""
 _WHOLE = "triggerExecution"
-"""All of them together."""
+"""The duration of the whole trigger."""
 LONGEST_POSITION = 200
 
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """What Spark says of one batch, by Spark's number of it."""
+    """Spark's report on one batch, by Spark's number of it."""
 
     read: int
     sources: Mapping[str, SourceAccount]
     took: BatchLive
-    """Without its number and time, which Penstock gives it."""
+    """Without number and time, which Penstock adds."""
 
 
 class SourceRowCounts:
-    """Of one query. Asked again and again; tells of each batch once."""
+    """Counts the rows of one query from Spark's reports, each batch once."""
 
     def __init__(self, after: int, numbers: Mapping[str, Sequence[int]]) -> None:
         self._newest = after
         self._numbers = numbers
-        """For each source of the job the numbers of Spark's sources in it."""
+        """The numbers of Spark's sources, by source of the job."""
 
     def knows(self, batch: int) -> bool:
-        """Whether this batch is counted."""
+        """Whether this batch is counted already."""
         return batch <= self._newest
 
     def read(self, query: StreamingQuery) -> list[ReadBatch]:
-        """All batches that Spark has accounted for since the last call."""
+        """The batches on which Spark has reported since the last call."""
         newest = _account(query._jsq.lastProgress())
         if newest is None or newest["batchId"] <= self._newest:
             return []
@@ -89,7 +89,7 @@ class SourceRowCounts:
 
 
 def took(account: Mapping[str, Any]) -> BatchLive:
-    """How long a batch took and how fast it was. Of rates that are no numbers, as that of a first batch, Spark says nothing."""
+    """Duration and rates of a batch. Spark leaves out rates that are not numbers, such as that of the first batch."""
     phases_ms = {name: float(ms) for name, ms in account["durationMs"].items()}
     return BatchLive(
         batch=-1,
@@ -104,7 +104,7 @@ def took(account: Mapping[str, Any]) -> BatchLive:
 def by_source(
     accounts: Sequence[dict[str, Any]], numbers: Mapping[str, Sequence[int]]
 ) -> dict[str, SourceAccount]:
-    """Spark's own sources, put together to those of the job."""
+    """Combine the reports on Spark's sources by source of the job."""
     found: dict[str, SourceAccount] = {}
     for uid, own in numbers.items():
         parts = [accounts[number] for number in own if number < len(accounts)]
@@ -128,16 +128,16 @@ def _recent(query: StreamingQuery) -> Iterator[dict[str, Any]]:
 
 
 WAITING = "Waiting"
-"""How what a query says of itself begins when it has looked and found nothing, or has a trigger that comes later."""
+"""The first word of a query's status message when it has found nothing, or waits for its trigger."""
 
 
 def waits(status: Mapping[str, Any]) -> bool:
-    """Whether a query that says this does nothing at this moment."""
+    """Whether a query with this status is doing nothing."""
     return str(status["message"]).startswith(WAITING) and not status["isTriggerActive"]
 
 
 class IdleCheck:
-    """Of one query. Asked again and again while no batch runs."""
+    """Tells when a query last looked at its sources and found nothing."""
 
     def __init__(self, trigger_s: float) -> None:
         self._pace_us = in_microseconds(trigger_s)
@@ -145,14 +145,14 @@ class IdleCheck:
         self._looked_us: int | None = None
 
     def broken(self) -> None:
-        """A batch with rows begins: what had been seen before says nothing about what comes behind it."""
+        """A batch with rows begins: earlier looks say nothing about later rows."""
         self._since_us = self._looked_us = None
 
     def looked_us(self, query: StreamingQuery | None, now_us: int) -> int | None:
-        """When the last look was that found nothing; None if there was none since the last batch.
+        """The time of the last look that found nothing; None if there was none since the last batch.
 
-        A query that waits has looked, and says what it found. One that is about to look, or to note what it found, says that there is
-        nothing also when there is: it is not believed before it waits again.
+        A waiting query has looked, and its status says what it found. A query that is about to look, or to record what it found, reports
+        no data even if there is some: its status counts only once it waits again.
         """
         if query is None:
             return None
@@ -169,7 +169,7 @@ _GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCa
 
 
 class EmptyBatches:
-    """No rows, with the columns of the merged sources. In a session like the one that Spark makes for the batches of a query."""
+    """An empty DataFrame with the columns of the merged sources, in a session like the one that Spark makes for the batches of a query."""
 
     def __init__(self, session: SparkSession, columns: StructType) -> None:
         self._session = session
@@ -177,14 +177,14 @@ class EmptyBatches:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """The same for all of them."""
+        """The empty DataFrame, the same for all ticks."""
         own = SparkSession(self._session.sparkContext, self._session._jsparkSession.cloneSession())
         return own.createDataFrame([], self._columns)
 
 
 @contextmanager
 def in_group(context: SparkContext, group: str, what: str) -> Iterator[None]:
-    """What this thread asks of Spark inside can be given up by the name of the group."""
+    """Spark jobs that this thread starts inside can be cancelled by the name of the group."""
     before = {name: context.getLocalProperty(name) for name in _GROUP}
     context.setJobGroup(group, what, interruptOnCancel=True)
     try:

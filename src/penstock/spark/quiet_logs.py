@@ -1,9 +1,8 @@
-"""While a job runs, what Spark logs of a failure that Penstock tells of is held back. Driver.
+"""Suppresses Spark's log messages about failures that Penstock reports itself, while a job runs. Driver.
 
-Spark logs one failure many times over: each attempt of a task, the stage, the query, each with stacks of Java and of Python. For these
-loggers warnings and errors are held back by a filter in Java's log4j, whatever session it is and whatever its level; their other lines,
-and all other loggers, are as they were. The filter is taken away when the job has ended. With the level DEBUG for 'penstock' nothing is
-held back.
+Spark logs one failure many times: for each attempt of a task, for the stage, for the query, each with stacks of Java and Python. A filter
+in Java's log4j suppresses warnings and errors of these loggers, in any session and at any level; their other messages, and all other
+loggers, are unchanged. The filter is removed when the job has ended. With level DEBUG for 'penstock' nothing is suppressed.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ JAVA_LOGGERS = (
 )
 """Spark 4.1 has moved the query to another package."""
 SCHEDULER, OF_A_DEAD_DRIVER = "org.apache.spark.scheduler.DAGScheduler", "Failed to update accumulator.*"
-"""Java outlives a driver that was killed for a moment, and says what it can no longer tell it."""
+"""After a driver was killed, Java lives on for a moment, and logs that it cannot reach the driver."""
 PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""PySpark logs every error of a query with its plan, some 8 kB, before it raises it."""
+"""PySpark logs every error of a query with its plan, about 8 kB, before it raises it."""
 _LOG4J = "org.apache.logging.log4j"
 
 
 @contextmanager
 def quiet_logs(session: SparkSession) -> Iterator[None]:
-    """Hold back what Penstock says itself."""
+    """Suppress messages about failures inside this block."""
     _quiet_accumulators(session)
     if logging.getLogger("penstock").isEnabledFor(logging.DEBUG):
         yield
@@ -57,13 +56,13 @@ def quiet_logs(session: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def quiet_logs_for(sources: Sequence[Source]) -> Iterator[None]:
-    """The same, for a job that may have no source yet."""
+    """The same, for a job that may have no sources yet."""
     with quiet_logs(sources[0].frame.sparkSession) if sources else nullcontext():
         yield
 
 
 def _quiet_accumulators(session: SparkSession) -> None:
-    """PySpark's server of accumulators prints a stack when the JVM dies, a moment after the job has said so. For as long as it lives."""
+    """Suppress, permanently, the stack that PySpark's accumulator server prints when the JVM dies: the job reports this itself."""
     server = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = _lost_its_peer
@@ -74,12 +73,12 @@ def _lost_its_peer(_request: object, address: object) -> None:
 
 
 class _HeldBack(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - all of them
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - drops every record
         return False
 
 
 def _filter_java(session: SparkSession) -> list[tuple[Any, Any]]:
-    """The configurations of loggers that have got a filter, with it."""
+    """Add a filter to each logger. Returns the configurations of the loggers with their filters."""
     filtered: list[tuple[Any, Any]] = []
     try:
         jvm = session.sparkContext._jvm
@@ -88,14 +87,18 @@ def _filter_java(session: SparkSession) -> list[tuple[Any, Any]]:
         for name in (*JAVA_LOGGERS, SCHEDULER):
             logger = loggers.get(name)
             if logger is None:
-                # without a level of its own: it goes on with what the session has, also when that changes
+                # without its own level, so that it follows the level of the session, even when it changes
                 logger = getattr(jvm, f"{_LOG4J}.core.config.LoggerConfig")(name, None, True)  # noqa: FBT003
                 context.getConfiguration().addLogger(name, logger)
             one = _text_filter(jvm, OF_A_DEAD_DRIVER) if name == SCHEDULER else _level_filter(jvm)
             logger.addFilter(one)
             filtered.append((logger, one))
         context.updateLoggers()
-    except (Py4JError, OSError, TypeError) as error:  # a platform with another log: its lines stay
+    except (
+        Py4JError,
+        OSError,
+        TypeError,
+    ) as error:  # another logging platform, whose messages are not filtered
         _log.debug("the log of Java stays as it is: %s", error)
     return filtered
 
@@ -112,7 +115,7 @@ def _text_filter(jvm: Any, text: str) -> Any:
 
 
 def _deny(jvm: Any) -> tuple[Any, Any]:
-    """What becomes of lines that a filter is about, and of others."""
+    """The results of a filter for matching messages and for others."""
     result = getattr(jvm, f"{_LOG4J}.core.Filter$Result")
     return result.valueOf("DENY"), result.valueOf("NEUTRAL")
 
@@ -121,5 +124,5 @@ def _unfilter_java(filtered: list[tuple[Any, Any]]) -> None:
     try:
         for logger, one in filtered:
             logger.removeFilter(one)
-    except (Py4JError, OSError) as error:  # Java is gone
+    except (Py4JError, OSError) as error:  # the JVM is gone
         _log.debug("the log of Java was not given back: %s", error)

@@ -1,8 +1,8 @@
 """State as DataFrames: `read_savepoint`, and `read_state` for the newest checkpoint of a job. Driver; rows are read in tasks.
 
-Each task reads one part, the rows of one former subtask, through Penstock's own code: so every file is checked before a row of it is used,
-what has expired stays away, and a storage that Spark itself cannot reach will do. A running job's state is read where it lies, without a
-copy, and only the operators and keys that are asked for; a hold keeps the files until the object is closed.
+Each task reads one part, the rows of one former subtask, through Penstock's own code. So every file is checked before its rows are used,
+expired state is left out, and the storage need not be accessible to Spark itself. The state of a running job is read in place, without a
+copy, and only for the requested operators and keys. A hold keeps the files until the object is closed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from penstock.storage import open_job_storage
 
 
 def read_savepoint(spark: SparkSession, path: str | Path) -> SavedState:
-    """Look into the savepoint at a path: what it holds, and each state in it as a DataFrame.
+    """Open the savepoint at a path: its properties, and each of its states as a DataFrame.
 
-    The manifest is read and checked now, and the rows when Spark runs: each file is compared with its checksum before.
+    The manifest is read and checked now. Rows are read when Spark runs, after the checksum of their file was verified.
     """
     return SavedState(spark, savepoint_contents(path), ExitStack())
 
@@ -48,10 +48,9 @@ def read_savepoint(spark: SparkSession, path: str | Path) -> SavedState:
 def read_state(
     spark: SparkSession, storage: str | Path, job: str, *, checkpoint: int | None = None
 ) -> SavedState:
-    """Look into the newest completed checkpoint of a job, running or not, or into another retained one.
+    """Open the newest completed checkpoint of a job, running or not, or another retained one.
 
-    Use it in a `with` block, or call `close()`: until then none of the job's checkpoints is deleted, so that what is read stays there.
-    The job itself does not notice.
+    Use it in a `with` block, or call `close()`: until then none of the job's checkpoints is deleted. The job itself is not affected.
     """
     held = ExitStack()
     folder = open_job_storage(storage, checked_name("job name", job))
@@ -59,13 +58,13 @@ def read_state(
 
 
 class SavedState:
-    """What a savepoint or a checkpoint holds. `state("views", "pv")` is the state `pv` of the operator `views`, as a DataFrame."""
+    """The content of a savepoint or checkpoint. `state("views", "pv")` is the state `pv` of the operator `views`, as a DataFrame."""
 
     def __init__(self, spark: SparkSession, contents: Contents, held: ExitStack) -> None:
         self._spark = spark
         self._contents = contents
         self._held: ExitStack | None = held
-        # not when nobody has this object any more: a DataFrame that was made of it may still be read
+        # not when this object is garbage-collected: a DataFrame that was made from it may still be read
         atexit.register(held.close)
 
     # ── what it is ─────────────────────────────────────────────────────────────────────────────
@@ -82,7 +81,7 @@ class SavedState:
 
     @property
     def made_at(self) -> datetime:
-        """When it was made, or the checkpoint was completed."""
+        """When the savepoint was made, or the checkpoint was completed."""
         return self._contents.made_at
 
     @property
@@ -92,27 +91,27 @@ class SavedState:
 
     @property
     def mode(self) -> str:
-        """The promise of the job: exactly-once, at-least-once or at-most-once."""
+        """The delivery mode of the job: exactly-once, at-least-once or at-most-once."""
         return self._contents.mode
 
     @property
     def parallelism(self) -> int:
-        """Over how many subtasks the state is shared out."""
+        """The number of subtasks that share the state."""
         return self._contents.parallelism
 
     @property
     def max_parallelism(self) -> int:
-        """Over how many it can be."""
+        """The largest possible number of subtasks."""
         return self._contents.max_parallelism
 
     @property
     def positions(self) -> dict[str, Any]:
-        """Where reading goes on, by source."""
+        """The positions where sources continue, by uid."""
         return self._contents.positions
 
     @property
     def watermarks(self) -> dict[str, datetime | None]:
-        """How far event time has come, by operator and by source; None where nobody knows."""
+        """The watermarks by operator and by source; None where there is none yet."""
         return {**self._contents.source_watermarks, **self._contents.watermarks}
 
     @property
@@ -122,7 +121,7 @@ class SavedState:
 
     @property
     def size(self) -> int:
-        """Bytes of all state."""
+        """The size of all state in bytes."""
         return self._contents.size
 
     def __repr__(self) -> str:
@@ -131,7 +130,7 @@ class SavedState:
     # ── how long ───────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Nothing is read any more: checkpoints of the job may be deleted again. A savepoint needs no closing."""
+        """Release the files: checkpoints of the job may be deleted again. A savepoint needs no closing."""
         held, self._held = self._held, None
         if held is not None:
             atexit.unregister(held.close)
@@ -153,12 +152,12 @@ class SavedState:
         keys: Iterable[Any] | None = None,
         internal: bool = False,
     ) -> DataFrame:
-        """A state of an operator as a DataFrame: the columns of the key, then what belongs to the state.
+        """A state of an operator as a DataFrame: the columns of the key, then those of the state.
 
-        Without a name: the row of every key, with all its values. `keys` are the only keys wanted, each a value, or a tuple or
-        dictionary where the key has several columns: only the files and row groups are read in which they can be. (Aggregates of
-        tumbling windows lie by key and window: of these all files are read.) Moments may be given as `collect` shows them.
-        `internal` shows the table as it is stored, with sort numbers, and with parts of aggregates instead of their results.
+        Without a name: one row for each key, with all its values. `keys`: only these keys, each a value, or a tuple or dictionary if the
+        key has several columns; only files and row groups that can contain them are read. (Aggregates of tumbling windows are stored by
+        key and window, so all their files are read.) Timestamps may be given as `collect` shows them. `internal`: the table as it is
+        stored, with sort numbers, and with parts of aggregates instead of their results.
         """
         self._check_open()
         contents = self._contents.operator(operator)
@@ -237,7 +236,7 @@ def _as_key(key: Any, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _values(given: Sequence[Any], kind: pa.DataType) -> list[Any]:
-    """A column of keys as Spark takes it. Arrow turns 2 into 2.0 and says what does not fit; what is nested Spark looks at by itself."""
+    """A column of keys as Spark takes it. Arrow turns 2 into 2.0 and reports what does not fit; Spark checks nested values itself."""
     if pa.types.is_nested(kind):
         return list(given)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -247,14 +246,14 @@ def _values(given: Sequence[Any], kind: pa.DataType) -> list[Any]:
 
 
 def _moment(given: Any) -> Any:
-    """Spark shows moments in the time zone of the machine, without saying so; Arrow would take them for UTC."""
+    """A moment with its time zone. Spark shows moments in the machine's zone without naming it; Arrow would take them for UTC."""
     is_local = isinstance(given, datetime) and given.tzinfo is None
     return given.astimezone(UTC) if is_local else given
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What a task does: the numbers of parts in, their rows out."""
+    """The task that reads parts: numbers of parts in, their rows out."""
 
     view: View
     parts: tuple[Part, ...]

@@ -1,9 +1,8 @@
 """Rows of state between the files of a savepoint and DataFrames, in Spark's tasks. Driver and executors.
 
-On the way columns have plain names by their place, `c0`, `c1` and so on: identity first, then values, whatever they are called. In front of
-them are the sort numbers. The sort key is computed by Spark. The second sort number of a row that was stored stays what it is: only the
-operator knows what it stands for, and many take it from no column that tells rows apart. A file is one part: the rows of the key groups g
-with g mod parallelism = part, in order.
+Internally columns have plain names by position, `c0`, `c1` and so on: first the identity, then the values. The sort numbers precede them.
+Spark computes the sort key. The second sort number of a stored row is kept: only the operator knows its meaning, and often it does not
+follow from the identity. A file is one part: the rows of the key groups g with g mod parallelism = part, in order.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from penstock.state.keys import ORDER, SORT_KEY, key_groups, owners, rows_equal
 from penstock.storage import Storage
 
 PIECE_BYTES = 64 << 20
-"""So much of a part is in memory before it is written."""
+"""How much of a part is held in memory before it is written."""
 WRONG_HASH = -1
-"""In place of a sort key: the key has not the hash with which it is stored."""
+"""In place of a sort key: the key does not have the hash with which it is stored."""
 _ANSWER = StructType([StructField("answer", BinaryType())])
 
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """One table of an operator, the first so many of whose columns are the operator's key."""
+    """One table of an operator; its first `keys` columns are the operator's key."""
 
     uid: str
     layout: TableLayout
@@ -52,32 +51,32 @@ class OperatorTable:
 
     @classmethod
     def of(cls, uid: str, layout: StateLayout, name: str) -> OperatorTable:
-        """One of the tables of a layout."""
+        """The table of this name in a layout."""
         return cls(uid, layout.by_name[name], len(layout.key))
 
     @property
     def fields(self) -> list[pa.Field]:
-        """Its columns: what tells rows apart, then values."""
+        """Its columns: identity, then values."""
         return [*self.layout.identity, *self.layout.value]
 
     @property
     def names(self) -> list[str]:
-        """What they are called on the way."""
+        """The internal names of its columns."""
         return [f"c{at}" for at in range(len(self.fields))]
 
     @property
     def identity(self) -> list[str]:
-        """Of these names those of the columns that tell rows apart."""
+        """The internal names of the columns of the identity."""
         return self.names[: len(self.layout.identity)]
 
     @property
     def numbers(self) -> list[str]:
-        """The sort numbers of its rows."""
+        """The names of the sort numbers of its rows."""
         return [SORT_KEY, ORDER] if self.layout.ordered else [SORT_KEY]
 
     @property
     def schema(self) -> StructType:
-        """The same with Spark's types, the sort numbers in front."""
+        """Its columns as a Spark schema, after the sort numbers."""
         numbers = [pa.field(name, pa.int64(), nullable=False) for name in self.numbers]
         fields = [field.with_name(name) for field, name in zip(self.fields, self.names, strict=True)]
         columns: StructType = from_arrow_schema(pa.schema([*numbers, *fields]), prefer_timestamp_ntz=True)
@@ -85,11 +84,11 @@ class OperatorTable:
 
 
 class WrittenPart(msgspec.Struct, frozen=True):
-    """What a task has written, or why it has not."""
+    """The file that a task has written, or the problem that prevented it."""
 
     file: SavedFile | None = None
     first: int | None = None
-    """The smallest second sort number, where there is one."""
+    """The smallest second sort number, if the table has any."""
     problem: str = ""
 
 
@@ -103,7 +102,7 @@ _ANSWERS = msgspec.json.Decoder(WrittenPart)
 def stored_rows(
     session: SparkSession, folder: Storage, files: Sequence[SavedFile], table: OperatorTable
 ) -> DataFrame:
-    """The rows of a table, read by one task a file; a file that is not what the manifest says makes it fail."""
+    """The rows of a table, read by one task per file. A file that differs from the manifest makes it fail."""
     columns = table.schema
     if not files:
         return session.createDataFrame([], columns)
@@ -132,7 +131,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class Target:
-    """Where tables go, in how many parts, and the mark of the attempt that writes them."""
+    """The folder and number of parts of tables, and the mark of the attempt that writes them."""
 
     folder: Storage
     parallelism: int
@@ -140,14 +139,14 @@ class Target:
 
 
 def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[WrittenPart]:
-    """Write the rows of a table, one file a part; an answer for each, or for what is wrong.
+    """Write the rows of a table, one file per part. Returns an answer for each file or problem.
 
-    Their columns are as in its `schema`. The second sort number may be missing, or null, in rows that were not stored before.
+    Their columns are those of the table's `schema`. The second sort number may be missing, or null, in new rows.
     """
     rows = (_with_orders(rows, table) if table.layout.ordered else rows).select(*table.numbers, *table.names)
     place = partition_by_number(rows.sparkSession, subtask_of(to.parallelism), to.parallelism)
     placed = repartitioned(rows, to.parallelism, place)
-    # those that share their numbers are side by side if they are the same: so one that is there twice is found
+    # equal rows become neighbours, so that duplicates are found
     in_order = placed.sortWithinPartitions(*table.numbers, *table.identity)
     answers = in_order.mapInArrow(
         ReadableErrors(RenamedColumns(tuple(in_order.columns), _Writing(to, table))), _ANSWER
@@ -156,13 +155,13 @@ def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Writte
 
 
 def _with_orders(rows: DataFrame, table: OperatorTable) -> DataFrame:
-    """The second sort number beside each row that has none: what a user gives has one that follows from what tells rows apart."""
+    """Fill in the second sort number of rows that have none: in rows of a user it follows from the identity."""
     if ORDER not in rows.columns:
         rows = rows.withColumn(ORDER, F.lit(None).cast("long"))
-    elif not rows.schema[ORDER].nullable:  # all of them were stored
+    elif not rows.schema[ORDER].nullable:  # all of them are stored rows
         return rows
     subs = table.identity[table.keys :]
-    if [rows.schema[name].dataType for name in subs] == [LongType()]:  # a whole number is its own
+    if [rows.schema[name].dataType for name in subs] == [LongType()]:  # an integer is its own sort number
         return rows.withColumn(ORDER, F.coalesce(F.col(ORDER), F.col(subs[0]), F.lit(0)))
     return rows.mapInArrow(
         ReadableErrors(RenamedColumns(tuple(rows.columns), _Ordering(tuple(subs)))), rows.schema
@@ -193,7 +192,7 @@ class _Writing:
         answer = None
         if first is not None:
             answer = self._written(checked, first, pieces)
-        for _ in rest:  # Spark hands over all rows of a task
+        for _ in rest:  # Spark requires that a task reads all its rows
             pass
         if checked.problem:
             answer = WrittenPart(problem=checked.problem)
@@ -221,7 +220,7 @@ def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterato
 
 
 class _Checked:
-    """The rows of a task as they are stored, in pieces, up to the first that cannot be: then `problem` says why."""
+    """The rows of a task as they are stored, in pieces, up to the first invalid one; then `problem` says why."""
 
     def __init__(self, table: OperatorTable, parallelism: int) -> None:
         self._parallelism = parallelism
@@ -233,7 +232,7 @@ class _Checked:
         self.problem = ""
 
     def pieces(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Row groups of about `BATCH_ROWS`."""
+        """The rows in pieces of about `BATCH_ROWS`."""
         waiting: list[pa.RecordBatch] = []
         for batch in batches:
             rows = self._as_stored(batch)
@@ -251,7 +250,7 @@ class _Checked:
             yield _joined(waiting)
 
     def of_part(self, part: int, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All of them are of one part, as Spark was asked for."""
+        """Check that all rows belong to this part."""
         for piece in pieces:
             if (owners(key_groups(piece.column(SORT_KEY).to_numpy()), self._parallelism) != part).any():
                 self.problem = (
@@ -277,7 +276,9 @@ class _Checked:
                 return
         wrong = np.flatnonzero(rows.column(SORT_KEY).to_numpy() == WRONG_HASH)
         if len(wrong):
-            self.problem = f"{self._shown(rows, int(wrong[0]))} has not the hash with which it is stored"
+            self.problem = (
+                f"{self._shown(rows, int(wrong[0]))} does not have the hash with which it is stored"
+            )
             return
         twice = self._twice(rows)
         if len(twice):
@@ -288,7 +289,7 @@ class _Checked:
             self.first = least if self.first is None else min(self.first, least)
 
     def _twice(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """The rows that are the same as the one before."""
+        """The positions of rows that equal the row before."""
         identity = rows.select(self._identity)
         together = identity if self._last is None else _joined([self._last, identity])
         before, after = together.slice(0, together.num_rows - 1), together.slice(1)
@@ -312,5 +313,5 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder of this machine that is gone in the end."""
+    """A temporary folder on this machine."""
     return tempfile.TemporaryDirectory(prefix="penstock-savepoint-", ignore_cleanup_errors=True)

@@ -1,8 +1,8 @@
-"""`rewrite_savepoint`: a savepoint made of another one, repaired, renamed or with other key groups. Driver and executors.
+"""`rewrite_savepoint`: makes a savepoint from another one, corrected, renamed or with other key groups. Driver and executors.
 
-What is not changed is copied file by file. A table that is changed is read, joined with what is given, and written anew; for another
-`max_parallelism` every table of keys is, as the key group is in the sort key. The hash of each key is compared with the one it was stored
-with: a key that would be put elsewhere than the job looks for it makes the rewriting fail, and is never written.
+Unchanged tables are copied file by file. A changed table is read, joined with the corrections, and written anew. Another `max_parallelism`
+changes every table of keys, because the sort key contains the key group. The hash of each key is compared with the stored one: if the job
+would look for a key elsewhere, nothing is written.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from penstock.version import __version__
 from penstock.wording import did_you_mean, named
 
 _GIVEN, _NEW = "given", "new_"
-"""On the way: whether a row is corrected, and its corrected columns."""
+"""Temporary columns: whether a row is corrected, and its corrected values."""
 
 Keys = DataFrame | Sequence[Any]
-"""Keys of an operator: a DataFrame with its key columns, or a list of tuples, dictionaries or, where the key is one column, values."""
+"""Keys of an operator: a DataFrame with its key columns, or a list of tuples, dictionaries or, for a key of one column, values."""
 
 
 def rewrite_savepoint(
@@ -71,16 +71,16 @@ def rewrite_savepoint(
     max_parallelism: int | None = None,
     positions: Mapping[str, Any] | None = None,
 ) -> Counts:
-    """Write into the empty folder `target` what the savepoint `source` has, changed as asked for. `source` stays as it is.
+    """Write a changed copy of the savepoint `source` into the empty folder `target`. `source` stays as it is.
 
-    `delete`: by the uid of an operator the keys to forget, all of their state: `{"views": ["app1", "app2"]}`, or a DataFrame. `state`: by
-    the uid of an operator corrected state, in the form of `write_savepoint`: values and entries of maps that are named are set, lists that
-    are named are replaced, keys that were not there are added. `rename`: new uids of operators. `max_parallelism`: another number of key
-    groups. `positions`: by the uid of a source where it goes on instead, in the form of the position that it has, with every partition;
-    None or `"start"` lets it begin where its own options say.
+    `delete`: keys whose state is deleted, by the uid of their operator: `{"views": ["app1", "app2"]}`, or a DataFrame. `state`: corrected
+    state by the uid of an operator, in the form of `write_savepoint`: given values and map entries are set, given lists are replaced, new
+    keys are added. `rename`: new uids of operators. `max_parallelism`: another number of key groups. `positions`: where sources continue
+    instead, by uid, in the form of their stored position, with every partition; with None or `"start"` a source begins where its own
+    options say.
 
-    The result has an id of its own. As `source` it can be started in the storage of the job that was saved, unless that has gone on since.
-    Returns how many rows each table has.
+    The result has its own id. Like `source`, it can be started in the storage of the job that was saved, unless that job has continued
+    since. Returns the number of rows in each table.
     """
     try:
         folder = open_storage(source)
@@ -117,7 +117,7 @@ def _rewritten(folder: Storage, to: Storage, changes: _Changes, groups: int, bar
 def rekeyed(
     session: SparkSession, folder: Storage, manifest: Manifest, to: Storage, max_parallelism: int
 ) -> Manifest:
-    """The tables for another number of key groups, as files in `to`. The savepoint is the same; what sources have noted is not copied."""
+    """Write the tables for another number of key groups into `to`. The savepoint stays the same; files of sources are not copied."""
     rewriting = SavepointRewrite(session, folder, manifest, to, max_parallelism, _Changes(session, manifest))
     return rewriting.written(rewriting.plans(), new_mark())
 
@@ -134,7 +134,7 @@ def _noted(folder: Storage, to: Storage, notes: Sequence[SourceFile], mark: str)
 
 @dataclass(frozen=True)
 class _Changes:
-    """What to change, checked against the operators that there are."""
+    """The requested changes, checked against the operators of the savepoint."""
 
     session: SparkSession
     manifest: Manifest
@@ -163,7 +163,7 @@ class _Changes:
 
 @dataclass(frozen=True)
 class SavepointRewrite:
-    """From one folder into another one."""
+    """The rewriting of one savepoint from one folder into another."""
 
     session: SparkSession
     folder: Storage
@@ -174,11 +174,11 @@ class SavepointRewrite:
 
     @property
     def parallelism(self) -> int:
-        """Into how many parts: as before, unless there are fewer key groups now."""
+        """The number of parts: as before, unless there are fewer key groups now."""
         return min(self.manifest.parallelism, self.max_parallelism)
 
     def plans(self) -> dict[str, dict[str, DataFrame]]:
-        """The tables that are written anew, with their rows. Nothing runs yet: what does not fit is refused here."""
+        """The tables to write anew, with their rows. Nothing runs yet; input that does not fit is refused here."""
         return {uid: dict(self._plans(uid, saved)) for uid, saved in self.manifest.operators.items()}
 
     def _plans(self, uid: str, saved: SavedOperator) -> Iterator[tuple[str, DataFrame]]:
@@ -201,7 +201,7 @@ class SavepointRewrite:
             yield name, operator.placed(rows, table)
 
     def _gone(self, operator: OperatorRows) -> DataFrame:
-        """The keys to forget, under the names of key columns on the way."""
+        """The keys to delete, under the internal names of key columns."""
         given, table = (
             self.changes.delete[operator.uid],
             OperatorTable.of(operator.uid, operator.layout, VALUES),
@@ -216,7 +216,7 @@ class SavepointRewrite:
         return operator.prepared(given, table, {}).distinct()
 
     def _corrected(self, rows: DataFrame, given: DataFrame, table: OperatorTable) -> DataFrame:
-        """The rows with those that are given in their place; of a list all elements of the keys that are given."""
+        """The rows with corrections applied. Lists of the given keys are replaced as a whole."""
         stamps = self._stamps(table)
         if is_list(table.layout):
             keys = table.names[: table.keys]
@@ -245,12 +245,12 @@ class SavepointRewrite:
         rows = both.select(is_given.alias(_GIVEN), *table.numbers, *table.identity, *corrected)
         if (
             table.layout.name == VALUES
-        ):  # all that was known of a key is set to none; a row that nobody named stays whatever it has
+        ):  # a key whose values were all set to null is removed; rows without corrections stay
             rows = rows.where(~F.col(_GIVEN) | has_values(rows, table))
         return rows.drop(_GIVEN)
 
     def _stamps(self, table: OperatorTable) -> dict[str, int | None]:
-        """What is corrected counts as touched at the savepoint."""
+        """The access times of corrected state: the moment of the savepoint."""
         watermark = self.manifest.barrier.time.counted_from_us.get(table.uid, LONG_AGO_US)
         by_event = None if watermark <= LONG_AGO_US else watermark
         plain = dict(zip((one.name for one in table.fields), table.names, strict=True))
@@ -270,7 +270,7 @@ class SavepointRewrite:
     # ── writing ────────────────────────────────────────────────────────────────────────────────
 
     def written(self, plans: Mapping[str, Mapping[str, DataFrame]], mark: str) -> Manifest:
-        """Write all files, with this mark in their names; returns what is in them, under the id that the savepoint had."""
+        """Write all files, with this mark in their names. Returns their manifest, with the id of the original savepoint."""
         target = Target(self.to, self.parallelism, mark)
         operators = {
             uid: self._operator(uid, saved, plans[uid], target)
@@ -304,7 +304,7 @@ class SavepointRewrite:
         return msgspec.structs.replace(saved, files=kept, due=due, generation=max(saved.generation, 1))
 
     def _copied(self, uid: str, name: str, files: Sequence[SavedFile], mark: str) -> tuple[SavedFile, ...]:
-        """The same files, by one task each."""
+        """Copies of the files, made by one task each."""
         if not files:
             return ()
         copies = [
@@ -317,7 +317,7 @@ class SavepointRewrite:
         return tuple(copies)
 
     def _dealt_out(self, table: OperatorTable, files: Sequence[SavedFile], mark: str) -> Iterator[SavedFile]:
-        """Rows of subtasks, of which there are fewer now. They are small."""
+        """Redistribute rows of subtasks when there are fewer subtasks now. They are small."""
         kind = table.layout
         schema = pa.schema([*kind.identity, *kind.value])
         with tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as scratch:
@@ -353,7 +353,7 @@ _FILES = msgspec.json.Decoder(SavedFile)
 
 @dataclass(frozen=True)
 class _Copying:
-    """A file of one savepoint becomes one of another, once it is known to be right. In a task."""
+    """Copies a file of a savepoint after checking its checksum. In a task."""
 
     folder: Storage
     to: Storage
@@ -390,7 +390,7 @@ def renamed(manifest: Manifest, rename: Mapping[str, str]) -> Manifest:
 
 
 def renamed_time(barrier: Barrier, rename: Mapping[str, str]) -> Barrier:
-    """The same for how far time has come; sources keep their uids."""
+    """The barrier with event times under new uids; sources keep theirs."""
     time = barrier.time
     kept = msgspec.structs.replace(time.renamed(rename), sources=time.sources)
     return msgspec.structs.replace(barrier, time=kept)
@@ -401,9 +401,9 @@ def _under(by_uid: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, An
 
 
 def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
-    """The barrier with other positions of some sources, checked as those that a start is given.
+    """The barrier with other positions of some sources, checked like those of a start.
 
-    What is known of such a source besides goes: how far its event time has come, and for one that begins anew what it has noted.
+    Further facts about such a source are dropped: its event time, and its files if it begins anew.
     """
     if not positions:
         return barrier

@@ -1,11 +1,11 @@
-"""DataFrames of a user as rows of the tables of an operator: columns checked, cast and named, keys hashed. Driver.
+"""Turns a user's DataFrames into rows of an operator's tables: checks, casts and names columns, hashes keys. Driver.
 
-What a DataFrame has, by the kind of state; the key columns come with it, and nothing else may:
+The columns of a DataFrame, by the kind of state; the key columns come in addition, and nothing else is allowed:
 
     values (also several at once)     a column for each
-    the result of an aggregate        a column of its name, where the result is all that is kept: count, sum, min, max and the like
-    map                               `name_key` and `name`, one row an entry; or `name` alone, with whole maps
-    list                              `name_position`, by which elements are ordered, and `name`; or `name` alone, with whole arrays
+    the result of an aggregate        a column of its name, if only the result is stored: count, sum, min, max and the like
+    map                               `name_key` and `name`, one row per entry; or only `name`, with whole maps
+    list                              `name_position`, by which elements are ordered, and `name`; or only `name`, with whole arrays
     timers                            `at`
 """
 
@@ -36,13 +36,13 @@ from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
 from penstock.wording import did_you_mean
 
 _WHOLE: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 19}
-"""Whole numbers, and how many digits they have."""
+"""Integer types and their number of digits."""
 _IN_FLOAT, _IN_DOUBLE = 5, 10
-"""So many digits of a whole number of these types a float, or a double, holds exactly."""
+"""How many digits of an integer type a float, or a double, holds exactly."""
 
 
 def loses_nothing(found: T.DataType, wanted: T.DataType) -> bool:
-    """Whether every value of the one type is a value of the other."""
+    """Whether every value of `found` is also a value of `wanted`."""
     match found, wanted:
         case T.NullType(), _:
             return True
@@ -81,10 +81,10 @@ def _of_numbers(found: T.DataType, wanted: T.DataType) -> bool:
 
 
 TIMERS = {f"timers by {by}": timer_table(by, pa.schema([])).name for by in KINDS}
-"""What a user calls the tables with timers."""
+"""The tables of timers, by the names that users see."""
 
 _ALSO = "also"
-"""On the way, the number that decides with the key where a row goes."""
+"""A temporary column: the number that places a row together with its key."""
 
 Given = DataFrame | Mapping[str, DataFrame]
 """The state of an operator: values in one DataFrame, or a DataFrame for each state."""
@@ -100,13 +100,13 @@ class OperatorRows:
 
     @property
     def states(self) -> list[str]:
-        """What a user can give rows for."""
+        """The states for which a user can give rows."""
         shown = [*self._columns_by_state, *(t.name for t in self.layout.tables if is_list(t) or _is_map(t))]
         return [*shown, *(name for name, table in TIMERS.items() if table in self.layout.by_name)]
 
     @property
     def _columns_by_state(self) -> dict[str, str]:
-        """Stored columns by the names that a user knows: the states themselves, or the aggregates of which one number is kept."""
+        """Stored columns by the names that users see: states, or aggregates of which a single number is stored."""
         stored = [field.name for field in self.layout.by_name[VALUES].visible]
         if refused_values(self.layout):
             return {}
@@ -125,7 +125,7 @@ class OperatorRows:
     # ── what was given ─────────────────────────────────────────────────────────────────────────
 
     def tables(self, given: Given) -> dict[str, list[DataFrame]]:
-        """The rows of each table that was given something, prepared; values may come in several parts, each with columns of its own."""
+        """The prepared rows of each given table. Values may come in several parts, each with its own columns."""
         if isinstance(given, DataFrame):
             return {VALUES: self._values({"": given})}
         if not isinstance(given, Mapping) or not all(isinstance(one, DataFrame) for one in given.values()):
@@ -162,7 +162,7 @@ class OperatorRows:
         raise ConfigError(f"operator {self.uid!r}: the state {name!r} {why}", operator=self.uid, state=name)
 
     def _values(self, given: Mapping[str, DataFrame]) -> list[DataFrame]:
-        """The values of keys, with those that are null."""
+        """The given values of keys, including nulls."""
         table = self._table(VALUES)
         parts, seen = [], set[str]()
         for name, frame in given.items():
@@ -211,7 +211,7 @@ class OperatorRows:
         return self.prepared(timed, table, {AT: "at", stamp: "at"})
 
     def _exploded(self, name: str, table: OperatorTable, frame: DataFrame) -> DataFrame:
-        """One row an entry, or an element, of whole maps or arrays."""
+        """One row for each entry or element of whole maps or arrays."""
         keys = [F.col(quoted(key)) for key in self.layout.key.names]
         kind = frame.schema[name].dataType if name in frame.columns else None
         own = [one for one in frame.columns if one not in self.layout.key.names]
@@ -224,7 +224,7 @@ class OperatorRows:
     # ── columns ────────────────────────────────────────────────────────────────────────────────
 
     def check_keys(self, frame: DataFrame, name: str) -> None:
-        """Refuse rows without the key; `name` is the state that they are of."""
+        """Refuse rows without the key columns; `name` is their state."""
         missing = [key for key in self.layout.key.names if key not in frame.columns]
         if missing:
             raise ConfigError(
@@ -248,7 +248,7 @@ class OperatorRows:
         )
 
     def prepared(self, frame: DataFrame, table: OperatorTable, columns: Mapping[str, str]) -> DataFrame:
-        """The key and some columns of a table, under the names that they have on the way; `columns` says how the user calls them."""
+        """The key and some columns of a table, under their internal names. `columns` maps stored names to the user's."""
         sources = {**{key: key for key in self.layout.key.names}, **columns}
         selected = [
             self._cast(frame, sources[field.name], field, is_identity=plain in table.identity).alias(plain)
@@ -263,15 +263,15 @@ class OperatorRows:
         return normal(cast, kind) if is_identity else cast
 
     def placed(self, rows: DataFrame, table: OperatorTable) -> DataFrame:
-        """Prepared rows with their sort key; columns that are not among them are null, and a count is 0.
+        """Prepared rows with their sort key. Missing columns become null, missing counts 0.
 
-        Rows that were stored before keep their second sort number.
+        Rows from the savepoint keep their second sort number.
         """
         keys, rows = self._hashed(rows, table)
         number = sort_key(keys, self.max_parallelism)
         if (
             SORT_KEY in rows.columns
-        ):  # rows that were stored before: whatever the key group, the hash of the key is the same
+        ):  # rows from the savepoint: the hash of a key is the same whatever its key group
             before, low = F.col(SORT_KEY), F.lit((1 << GROUP_SHIFT) - 1)
             differs = before.bitwiseAND(low) != number.bitwiseAND(low)
             number = F.when(before.isNotNull() & differs, F.lit(WRONG_HASH).cast("long")).otherwise(number)
@@ -285,7 +285,7 @@ class OperatorRows:
         return rows.select(number.alias(SORT_KEY), *orders, *columns)
 
     def _hashed(self, rows: DataFrame, table: OperatorTable) -> tuple[tuple[str, ...], DataFrame]:
-        """The columns that decide where a row goes: those of the key, and the number that the operator adds to them."""
+        """The columns that place a row: the key, and the number that the operator adds to it."""
         keys = tuple(table.names[: table.keys])
         also, names = placed_by(self.layout), table.layout.identity.names
         if also is None or len(names) == len(keys) or names[len(keys)] != also.column:
@@ -295,29 +295,28 @@ class OperatorRows:
 
 
 def joined(parts: Sequence[DataFrame], table: OperatorTable, of: Parts) -> DataFrame:
-    """One row a key of parts that have columns of their own.
+    """One row per key from parts with different columns.
 
-    A state that is null is none, so keys of which all is null are left out. Where a row is one whole, as that of a lookup, it is there
-    whatever is in it.
+    A null state is no state, so keys with only nulls are left out. Rows that are one whole, such as those of a lookup, are kept.
     """
     rows = reduce(lambda one, other: one.join(other, on=table.identity, how="outer"), parts)
     return rows.where(has_values(rows, table)) if of.divisible else rows
 
 
 def has_values(rows: DataFrame, table: OperatorTable) -> Column:
-    """Whether a row of values has any."""
+    """Whether a row has any value that is not null."""
     values = [one for one in table.names[len(table.identity) :] if one in rows.columns]
     return reduce(or_, (F.col(one).isNotNull() for one in values), F.lit(not values))
 
 
 def _filled(field: pa.Field, column: Column) -> Column:
-    """An aggregate that counts never has null."""
+    """The column with 0 instead of null if it is a count."""
     counts = field.name.startswith("__") and field.name.endswith(("_count", "_count_distinct"))
     return F.coalesce(column, F.lit(0).cast("long")) if counts and field.type == pa.int64() else column
 
 
 def safely_cast(frame: DataFrame, name: str, kind: DataType, uid: str) -> Column:
-    """A column of the operator `uid` as another type, where nothing can be lost."""
+    """A column of the operator `uid`, cast to another type if no value can be lost."""
     column, found = F.col(quoted(name)), frame.schema[name].dataType
     if not loses_nothing(found, kind):
         raise ConfigError(
@@ -332,13 +331,13 @@ def safely_cast(frame: DataFrame, name: str, kind: DataType, uid: str) -> Column
 
 
 def spark_type(kind: pa.DataType) -> DataType:
-    """A type of a state as Spark's."""
+    """The Spark type of a type of state."""
     found: DataType = from_arrow_type(kind, prefer_timestamp_ntz=True)
     return found
 
 
 def is_list(table: TableLayout) -> bool:
-    """Whether it holds the elements of lists."""
+    """Whether the table holds elements of lists."""
     return table.on_rescale is OnRescale.BY_KEY and table.identity.names[-1] == f"{table.name}_position"
 
 

@@ -1,7 +1,7 @@
-"""`write_savepoint`: a savepoint from DataFrames, with which a new job begins as if it had read the past itself. Driver.
+"""`write_savepoint`: makes a savepoint from DataFrames, from which a new job starts as if it had read the past itself. Driver.
 
-Everything that can be known without running a Spark job is checked first, against what the job will want. Then tables are written one by
-one, each by as many tasks as there are parts, and the manifest last.
+First it checks everything that can be checked without a Spark job. Then it writes the tables one by one, with one task for each part, and
+the manifest last.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Counts = dict[str, dict[str, int]]
 """Rows by operator and table."""
 
 FIRST_CHECKPOINT = 0
-"""The number that a job goes on from: it has read no batch yet, and its first is the one behind it."""
+"""The checkpoint number of such a savepoint: the job has read no batch yet, and its first batch is the next number."""
 _NOTES = "FileSource"
-"""The kind of source whose position says nothing without the list of files that it has read."""
+"""The kind of source whose position is useless without the list of files that it has read."""
 _CORRUPT = re.compile(rf"^(?:[\w.]+\.)?{CorruptStateError.__name__}: (.*)$", re.MULTILINE)
 _VALUES_SHOWN = "values"
 
@@ -67,14 +67,14 @@ def write_savepoint(
 ) -> Counts:
     """Write a savepoint into the empty folder `path`, with which `job.start(savepoint=path)` begins.
 
-    `state`: by the uid of an operator its state, as a DataFrame with the key and values, or a dictionary with a DataFrame for each state:
-    `{"visits": {"count": counts, "by_shop": entries}}`. `history`: by the uid of an `aggregate` the rows of the past, as a batch
-    DataFrame with the columns that the operator sees; the job's own aggregates are computed over them. `positions`: by the uid of a source
-    where the stream goes on, as Spark writes it: for Kafka `{"topic": {"0": 17}}`, for a `PartitionedLog` `{0: 17, 1: 12}`. A source
-    that is not named begins at its own start. `parallelism`: into how many parts tables are cut, as the job by default.
+    `state`: the state of operators by uid, as a DataFrame with key and values, or a dictionary with a DataFrame for each state:
+    `{"visits": {"count": counts, "by_shop": entries}}`. `history`: past rows by the uid of an `aggregate`, as a batch DataFrame with the
+    columns of the operator's input; the job's own aggregates are computed over them. `positions`: where sources continue, by uid, as Spark
+    writes it: for Kafka `{"topic": {"0": 17}}`, for a `PartitionedLog` `{0: 17, 1: 12}`. Other sources begin at their own start.
+    `parallelism`: the number of parts of each table, by default that of the job.
 
-    Operators that are not named begin empty. Returns how many rows each table has. Whatever does not fit is refused, and the
-    folder left empty: an unknown operator or state, another type, a null key, a key that is there twice.
+    Other operators begin empty. Returns the number of rows in each table. Input that does not fit is refused, and the folder stays
+    empty: an unknown operator or state, another type, a null key, a duplicate key.
     """
     try:
         return _written(
@@ -132,7 +132,7 @@ def _written(
 
 
 def counts_of(manifest: Manifest) -> Counts:
-    """How many rows each table has."""
+    """The number of rows in each table."""
     return {
         uid: {_VALUES_SHOWN if name == VALUES else name: operator.rows(name) for name in operator.files}
         for uid, operator in manifest.operators.items()
@@ -141,7 +141,7 @@ def counts_of(manifest: Manifest) -> Counts:
 
 @contextmanager
 def being_made(to: Storage, token: str) -> Iterator[Attempt]:
-    """The folder is claimed; when something fails it is empty again, and Spark's words are made short."""
+    """Claim the folder. If something fails, the folder is empty again, and Spark's error is shortened."""
     with attempting(to, token) as attempt:
         try:
             yield attempt
@@ -152,7 +152,7 @@ def being_made(to: Storage, token: str) -> Iterator[Attempt]:
 
 
 def _in_brief(error: Exception) -> BaseException:
-    """What a task has said of a file that is not what it should be, or what Spark says."""
+    """The error of a task about a corrupt file, or Spark's error, shortened."""
     found = _CORRUPT.search(str(error))
     return CorruptStateError(found[1]) if found else in_brief(error)
 
@@ -194,7 +194,7 @@ class _Filling:
         return self.operator.layout
 
     def from_state(self, given: Given) -> dict[str, DataFrame]:
-        """Rows of tables, with their sort keys."""
+        """Rows of tables, with their sort keys, from given state."""
         values = OperatorTable.of(self.uid, self.layout, VALUES)
         return self._placed(
             {
@@ -204,7 +204,7 @@ class _Filling:
         )
 
     def from_history(self, frame: DataFrame) -> dict[str, DataFrame]:
-        """The same of an aggregate, from the rows of the past."""
+        """Rows of tables, with their sort keys, from the past rows of an aggregate."""
         if not self.operator.takes_history:
             raise ConfigError(
                 f"operator {self.uid!r} is no aggregate, so that its state cannot be computed from history; compute it yourself, and "
@@ -228,9 +228,9 @@ class _Filling:
         return self.rows.prepared(rows, table, {field.name: field.name for field in fields})
 
     def _needed(self, frame: DataFrame) -> DataFrame:
-        """Of the rows of the past the columns that are looked at, with the types of the stream.
+        """The columns of the past rows that the aggregates use, with the types of the stream.
 
-        A name that is not there must not be left to Spark: it may be that of a function, as `user` is.
+        A missing name must not be left to Spark, which may take it for a function, such as `user`.
         """
         empty = frame.sparkSession.createDataFrame(
             frame.sparkSession.sparkContext.emptyRDD(), self.operator.columns
@@ -259,7 +259,7 @@ class _Filling:
         }
 
     def saved(self, tables: Mapping[str, DataFrame], to: Target, now_us: int) -> SavedOperator:
-        """Write its tables."""
+        """Write the tables of the operator."""
         written = {
             name: checked_answers(
                 store_rows(rows, to, OperatorTable.of(self.uid, self.layout, name)), self.uid, name
@@ -276,7 +276,7 @@ class _Filling:
 
 
 def first_timers(written: Mapping[str, Sequence[WrittenPart]], layout: StateLayout) -> Due:
-    """The first moments for which timers were written."""
+    """The earliest moments of the timers that were written."""
     moments = {
         name: min((one.first for one in answers if one.first is not None), default=None)
         for name, answers in written.items()
@@ -285,7 +285,7 @@ def first_timers(written: Mapping[str, Sequence[WrittenPart]], layout: StateLayo
 
 
 def checked_answers(answers: Sequence[WrittenPart], uid: str, table: str) -> Sequence[WrittenPart]:
-    """Raises what a task has found to be wrong."""
+    """The answers, unless a task reported a problem: then raise it."""
     problem = next((answer.problem for answer in answers if answer.problem), "")
     if problem:
         what = "its values" if table == VALUES else f"the state {table!r}"
@@ -296,7 +296,7 @@ def checked_answers(answers: Sequence[WrittenPart], uid: str, table: str) -> Seq
 
 
 def _switched_on(layout: StateLayout, now_us: int) -> dict[str, int]:
-    """What expires counts from now on; in event time it stays until it is touched."""
+    """State that expires counts from now; in event time it stays until it is accessed."""
     return {
         one.stamp: now_us if one.measure is Measure.CLOCK else LONG_AGO_US
         for table in layout.by_name.values()
@@ -308,7 +308,7 @@ def _switched_on(layout: StateLayout, now_us: int) -> dict[str, int]:
 
 
 def barrier_at(job: Job, positions: Mapping[str, Any]) -> Barrier:
-    """Where every source of the job goes on, as Spark's progress log says it."""
+    """Where every source of the job continues, as an entry of Spark's progress log."""
     sources = job.graph.sources
     unknown = sorted(set(positions) - {source.uid for source in sources})
     if unknown:
@@ -332,7 +332,7 @@ def barrier_at(job: Job, positions: Mapping[str, Any]) -> Barrier:
 
 
 def _lines(uid: str, kinds: Sequence[str], position: Any) -> list[str]:
-    """The lines of one source: one for each stream that Spark sees in it."""
+    """The lines of one source: one for each of its streams."""
     if position is None:
         return [NO_POSITION] * len(kinds)
     if any(kind.startswith(_NOTES) for kind in kinds):
@@ -351,7 +351,7 @@ def _lines(uid: str, kinds: Sequence[str], position: Any) -> list[str]:
 
 
 def position_line(uid: str, position: Any) -> str:
-    """As Spark writes it: JSON in one line, whether it was given as text or as what it stands for."""
+    """A position as Spark writes it: JSON in one line, from text or from a value."""
     try:
         value = json.loads(position) if isinstance(position, str) else position
         return json.dumps(value, separators=(",", ":"))

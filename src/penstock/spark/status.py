@@ -1,4 +1,4 @@
-"""Where a job is in its life, and what its start was asked for. Driver."""
+"""The status of a job, and the options of its start. Driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Status(enum.StrEnum):
-    """Where a job is in its life. Each is equal to its word, such as "finished"."""
+    """The status of a job. Each value equals its string, such as "finished"."""
 
     RUNNING = "running"
     RESTARTING = "restarting"
@@ -29,7 +29,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True)
 class StartOptions:
-    """What a start was asked for, see `Job.start`."""
+    """The options of a start, see `Job.start`."""
 
     available_now: bool = False
     restore: int | None = None
@@ -41,7 +41,7 @@ class StartOptions:
     listeners: Listeners = field(default_factory=Listeners)
 
     def without_done_actions(self, earlier: EarlierAttempts) -> StartOptions:
-        """Without what earlier attempts of the same supervisor have got done: what came after it would be lost at every death."""
+        """Without actions that earlier attempts of the same supervisor completed: repeating them would lose all later progress."""
         restore = self.restore
         if restore is not None and earlier.have_restored(restore):
             _log.info(

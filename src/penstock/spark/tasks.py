@@ -1,4 +1,4 @@
-"""Tasks of the engine inside Spark: how they learn who they are, and how they answer. Executors, and the driver that reads the answers.
+"""Penstock's tasks inside Spark: their identity, and their answers. Executors, and the driver that reads the answers.
 
 Answers travel in a Spark accumulator: Spark delivers it with the task's result, so it counts only for attempts that were kept.
 """
@@ -15,12 +15,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
+from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InternalError
 from penstock.progress import counted_by
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
-from penstock.run.assignment import Answer, decode_answer, encode_answer
+from penstock.run.assignment import Answer, Executor, decode_answer, encode_answer
 from penstock.snapshot.mailbox import Address, Message, send
 from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.uploader import UPLOADER, Upload
@@ -28,79 +29,79 @@ from penstock.state.handle import StateHandle
 from penstock.wording import storable
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What Spark calls with the rows of a partition."""
+"""A function that Spark calls with the rows of a partition."""
 
 _HANDLES = msgspec.json.Decoder(StateHandle)
 _TAKEN = msgspec.json.Decoder(RestoredSubtask)
 
 
 class AnswerList(AccumulatorParam[list[bytes]]):
-    """Collects encoded answers."""
+    """An accumulator of encoded answers."""
 
     def zero(self, value: list[bytes]) -> list[bytes]:  # noqa: ARG002
-        """Start from nothing."""
+        """The empty list of answers."""
         return []
 
     def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802 - PySpark's name
-        """Join two lists."""
+        """Append the second list to the first."""
         value1.extend(value2)
         return value1
 
 
 @dataclass(frozen=True)
-class SparkExecutor:
-    """An `Executor`: a Python worker of Spark's. One for each batch; it is pickled into its tasks."""
+class SparkExecutor(Executor):
+    """A Python worker of Spark as an `Executor`. One for each batch; it is pickled into its tasks."""
 
     answers: Accumulator[list[bytes]]
     mailbox: Address
 
     @classmethod
     def of(cls, session: SparkSession, mailbox: Address) -> SparkExecutor:
-        """For the tasks of one batch."""
+        """An executor for the tasks of one batch."""
         return cls(session.sparkContext.accumulator([], AnswerList()), mailbox)
 
     def given(self) -> list[Answer]:
-        """What the attempts that were kept have answered. On the driver, after the action."""
+        """The answers of the attempts that Spark kept. On the driver, after the action."""
         return [decode_answer(one) for one in self.answers.value]
 
     def forget(self) -> None:
-        """Let go of the answers. PySpark keeps every accumulator as long as its context lives, and answers may hold all of the state."""
+        """Release the answers. PySpark keeps every accumulator as long as its context lives, and answers may hold all of the state."""
         self.answers.value = []
 
     @property
+    @override
     def clock(self) -> Clock:
-        """See `Executor.clock`."""
         return SYSTEM_CLOCK
 
+    @override
     def attempt(self) -> int:
-        """See `Executor.attempt`."""
         return _task().taskAttemptId()
 
+    @override
     def partition(self) -> int:
-        """See `Executor.partition`."""
         return _task().partitionId()
 
+    @override
     def answer(self, answer: Answer) -> None:
-        """See `Executor.answer`. Only Spark knows how often it has begun the task."""
-        tries = _task().attemptNumber() + 1
+        tries = _task().attemptNumber() + 1  # only Spark knows how many times it has started the task
         self.answers.add([encode_answer(msgspec.structs.replace(answer, tries=tries))])
 
+    @override
     def upload(self, upload: Upload) -> None:
-        """See `Executor.upload`."""
         UPLOADER.submit(upload)
 
+    @override
     def merge(self, merge: Merge) -> None:
-        """See `Executor.merge`."""
         MERGER.submit(merge)
 
+    @override
     def tell(self, message: Message) -> None:
-        """See `Executor.tell`."""
         send(self.mailbox, message)
 
 
 @dataclass
 class RenamedColumns:
-    """A task whose rows may come under other names than their own: they get those that the plan promises, by position."""
+    """A task whose rows may arrive under other column names: they get the names of the plan, by position."""
 
     names: tuple[str, ...]
     task: Task
@@ -111,7 +112,7 @@ class RenamedColumns:
 
 @dataclass
 class ReadableErrors:
-    """A task whose exceptions Spark can read. Its worker writes them as UTF-8: for one that cannot be written Spark waits for ever."""
+    """A task whose exceptions Spark can read. Its worker writes them as UTF-8, and Spark waits forever for one that cannot be encoded."""
 
     task: Task
 
@@ -122,7 +123,7 @@ class ReadableErrors:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """What is raised inside can be read by Spark."""
+    """Exceptions that are raised inside can be encoded as UTF-8."""
     try:
         yield
     except Exception as error:
@@ -136,7 +137,7 @@ def readable_errors() -> Iterator[None]:
 class _InATask:
     work: RestoreTask
     done: Accumulator[int]
-    """How many are done."""
+    """The number of completed tasks."""
 
     def __call__(self, encoded: bytes) -> bytes:
         with readable_errors():
@@ -148,7 +149,7 @@ class _InATask:
 def run_restore_tasks(
     session: SparkSession, work: RestoreTask, handles: Sequence[StateHandle]
 ) -> Sequence[RestoredSubtask]:
-    """Do the work of every handle, as one Spark job."""
+    """Run the task for every handle, as one Spark job."""
     items = [msgspec.json.encode(handle) for handle in handles]
     context = session.sparkContext
     done = context.accumulator(0)

@@ -1,14 +1,13 @@
-"""A line at the bottom of a terminal that is drawn over itself. What others print goes above it. Driver.
+"""The terminal output of a job in the foreground: a live line at the bottom, and log lines above it. Driver.
 
-It is there only while the program has the terminal: a program in the background must not draw over what somebody types. That is looked at
-again each time, since Ctrl-Z, `fg` and `bg` change it.
+The live line is drawn only while the program is in the foreground of its terminal: in the background it would draw over the user's input.
+This is checked each time, because Ctrl-Z, `fg` and `bg` change it.
 
-Python's own streams are led through it while it is shown, also where loggers hold them. What Spark's JVM prints goes straight to the
-terminal: for its sake the cursor waits at the beginning of the line, so that such text overwrites the line and does not follow it.
+While the line is shown, Python's own streams are routed through it, including those that loggers hold. Spark's JVM prints directly to the
+terminal. Therefore the cursor waits at the beginning of the line, so that such text overwrites the line.
 
-What a job in the foreground shows of itself: a live line on a terminal, and what the log tells where nobody has set up a log. Driver.
-
-Only `job.run` and `penstock run` do this. `job.start` touches neither the terminal nor anything of `logging`.
+If logging is not configured, the important log messages of the job are printed, too. Only `job.run` and `penstock run` do this;
+`job.start` touches neither the terminal nor `logging`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _DUMB = ("dumb", "unknown")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a line can be drawn over itself there."""
+    """Whether the stream is a terminal that can redraw a line."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
 
 
 def has_terminal(stream: TextIO) -> bool:
-    """Whether the program is in the foreground of its terminal. One that does not control it cannot be in its background."""
+    """Whether the program is in the foreground of its terminal. A program without a controlling terminal cannot be in the background."""
     try:
         return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
     except (OSError, ValueError):
@@ -49,16 +48,16 @@ def has_terminal(stream: TextIO) -> bool:
 
 
 class LiveLine:
-    """The line, on one terminal. From any thread."""
+    """The live line of one terminal. Its methods may be called from any thread."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
         self._lock = threading.RLock()
         self._shown = ""
         self._in_a_line = False
-        """Somebody has printed a part of a line, whose rest is to follow it."""
+        """Something printed the beginning of a line, and its rest is to follow."""
         self._gone = False
-        """The terminal takes nothing any more: its window was closed, and the job goes on without."""
+        """The terminal accepts no more output, for instance because its window was closed. The job continues."""
 
     @property
     def is_live(self) -> bool:
@@ -67,24 +66,24 @@ class LiveLine:
 
     @property
     def columns(self) -> int:
-        """How much room there is: the last column stays free, or the cursor would go to the next line."""
+        """The width of the line. The last column stays free, or the cursor would move to the next line."""
         try:
             columns = os.get_terminal_size(self._terminal.fileno()).columns
-        except (OSError, ValueError):  # not of a kind that has a size
+        except (OSError, ValueError):  # a stream without a size
             columns = 0
         return (columns or USUAL_COLUMNS) - 1
 
     def draw(self, text: str) -> None:
-        """Show this instead of what is shown."""
+        """Replace the line by this text."""
         with self._lock:
             if not self.is_live:
-                self._shown = ""  # the terminal is somebody else's now, and so is the place of the line
+                self._shown = ""  # another program has the terminal now, and the place of the line
             elif text != self._shown and not self._in_a_line:
                 self._put(f"{text}\x1b[K\r")
                 self._shown = text
 
     def erase(self) -> None:
-        """Leave the place empty for whatever comes next."""
+        """Remove the line before other output."""
         with self._lock:
             if self._shown and self.is_live:
                 self._put(ERASE)
@@ -96,11 +95,11 @@ class LiveLine:
         try:
             self._terminal.write(text)
             self._terminal.flush()
-        except (OSError, ValueError):  # the window is closed, or the stream: no job ends for that
+        except (OSError, ValueError):  # the window or the stream is closed, which must not end the job
             self._gone = True
 
     def write_above(self, stream: TextIO, text: str) -> int:
-        """Let somebody else print on the same terminal."""
+        """Print other text above the line."""
         with self._lock:
             self.erase()
             written = stream.write(text)
@@ -111,7 +110,7 @@ class LiveLine:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Lead what Python prints on terminals through the line; gone at the end."""
+        """Route everything that Python prints on terminals through the line, which is removed at the end."""
         with ExitStack() as undo:
             undo.callback(self.erase)
             for name in ("stdout", "stderr"):
@@ -122,7 +121,7 @@ class LiveLine:
 
 
 class _Above:
-    """A stream whose text is printed above the line. Everything but printing is that of the stream itself."""
+    """A stream that prints its text above the line, and otherwise behaves as the original stream."""
 
     def __init__(self, line: LiveLine, stream: TextIO) -> None:
         self._line = line
@@ -140,7 +139,7 @@ class _Above:
 
 @contextmanager
 def _led(name: str, stream: TextIO, above: TextIO) -> Iterator[None]:
-    """Replace a stream of `sys`, and in the handlers of loggers, which took it when they were made."""
+    """Replace a stream in `sys`, and in logging handlers that hold it."""
     handlers = [handler for handler in _stream_handlers() if handler.stream is stream]
     setattr(sys, name, above)
     for handler in handlers:
@@ -165,11 +164,11 @@ def _stream_handlers() -> list[logging.StreamHandler[TextIO]]:
 
 STARTING = "starting"
 CHECKPOINTS = "penstock.checkpoint.coordinator"
-"""The logger that tells of every checkpoint."""
+"""The logger of checkpoints."""
 
 
 class JobDisplay:
-    """The live line of one job; without a terminal it shows nothing, and the log is all there is."""
+    """The live line of one job. Without a terminal it shows nothing, and the log is the only output."""
 
     def __init__(self, line: LiveLine | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._line = line
@@ -177,18 +176,18 @@ class JobDisplay:
         self._rate = Rate()
 
     def starting(self) -> None:
-        """Nothing is known yet."""
+        """Show that the job is starting."""
         if self._line is not None:
             self._line.draw(STARTING)
 
     @contextmanager
     def of_work(self) -> Iterator[None]:
-        """While the job starts, show what takes long: a savepoint that is loaded, state that is dealt out anew."""
+        """While the job starts, show work that takes long: loading a savepoint, redistributing state."""
         with displayed(Display(self._line, LIFE.info)):
             yield
 
     def watch(self, handle: JobHandle, *, stopping: bool = False) -> None:
-        """To be called again and again while the job runs."""
+        """Redraw the line; to be called at short intervals while the job runs."""
         if self._line is None:
             return
         works = [work for work in open_works() if self._clock.monotonic() - work.began_s >= PATIENCE_S]
@@ -202,8 +201,8 @@ class JobDisplay:
 
 @contextmanager
 def job_display() -> Iterator[JobDisplay]:
-    """Show them as long as this lasts; afterwards the terminal and `logging` are as they were."""
-    as_json = wanted_form() is LogForm.JSON  # then nothing else is to stand between the lines
+    """Show the live line inside this block; afterwards the terminal and `logging` are as before."""
+    as_json = wanted_form() is LogForm.JSON  # nothing else may appear between JSON lines
     terminal = sys.stderr if sys.stderr is not None and is_terminal(sys.stderr) and not as_json else None
     if terminal is None:
         with log_on(sys.stderr):
@@ -216,9 +215,10 @@ def job_display() -> Iterator[JobDisplay]:
 
 @contextmanager
 def log_on(stream: TextIO | None, line: LiveLine | None = None) -> Iterator[None]:
-    """Where nobody has set up a log: print the story of the job, and every warning, as long as this lasts.
+    """If logging is not configured, print the main events of the job and every warning inside this block.
 
-    While a live line is there, checkpoints are in it. Whoever has given `penstock` a level is shown all of that level.
+    The live line shows checkpoints, so they are not logged while it is drawn. If the user has set a level for `penstock`, all messages of
+    that level are printed.
     """
     logger = logging.getLogger("penstock")
     if stream is None or logger.hasHandlers():
@@ -234,7 +234,7 @@ def log_on(stream: TextIO | None, line: LiveLine | None = None) -> Iterator[None
     propagates, logger.propagate = (
         logger.propagate,
         False,
-    )  # py4j gives the root a handler when the JVM dies: lines would come twice
+    )  # py4j gives the root logger a handler when the JVM dies: lines would appear twice
     try:
         yield
     finally:
@@ -255,7 +255,7 @@ def _is_live(line: LiveLine | None) -> bool:
 
 
 class _Lines(logging.Formatter):
-    """When, and what; the level only where it says something. Whoever watches a live line knows the date."""
+    """Time and message, with the level if it is not INFO. Without the date while a live line is shown."""
 
     def __init__(self, line: LiveLine | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The Sparks that Penstock runs on, and where they differ. Both.
+"""The Spark versions that Penstock supports, and their differences. Driver and executors.
 
-Whatever one of them lacks, or calls otherwise, is here and nowhere else; what a Spark has is asked of Spark, not of its number.
-`PartitionedLog` needs more than a line where Spark gives a Python source no limits: that is `penstock.spark.log_source`.
+Everything that one of them lacks, or names differently, is here. Features are detected, not derived from the version number.
+Only `PartitionedLog` needs more, where Spark gives a Python source no limits: see `penstock.spark.log_source`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SPARKS_OWN = "org.apache.spark:"
 
 
 def refuse_untested(version: str) -> None:
-    """Raise `ConfigError` for a Spark on which the tests do not run."""
+    """Raise `ConfigError` for a Spark version that is not tested."""
     if ".".join(version.split(".")[:2]) not in TESTED:
         raise ConfigError(
             f"this is PySpark {version}; Penstock was tested on {', '.join(TESTED[:-1])} and {TESTED[-1]}. Nothing was started. "
@@ -61,12 +61,12 @@ _UTC: dict[str, Any] = (
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
-    """A type of Spark's as Arrow's, timestamps in UTC."""
+    """The Arrow type of a Spark type, timestamps in UTC."""
     return to_arrow_type(kind, **_UTC)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """A schema of Spark's as Arrow's, timestamps in UTC."""
+    """The Arrow schema of a Spark schema, timestamps in UTC."""
     return to_arrow_schema(schema, **_UTC)
 
 
@@ -76,25 +76,25 @@ HAS_REPARTITION_BY_ID = hasattr(DataFrame, "repartitionById")
 
 
 def partition_by_number(session: SparkSession, number: Column, partitions: int) -> Column:
-    """The column to give to `repartitioned` for rows that belong into partition `number`."""
+    """The column to pass to `repartitioned`, for rows that belong to partition `number`."""
     return number if HAS_REPARTITION_BY_ID else hashed_to(session, number, partitions)
 
 
 def repartitioned(rows: DataFrame, partitions: int, column: Column) -> DataFrame:
-    """The rows in so many partitions, each where the column of `partition_by_number` puts it."""
+    """The rows in this many partitions, placed by the column of `partition_by_number`."""
     if HAS_REPARTITION_BY_ID:
         return rows.repartitionById(partitions, column)
     return rows.repartition(partitions, column)
 
 
 def hashed_to(session: SparkSession, number: Column, partitions: int) -> Column:
-    """A column that Spark's own hash partitioning puts into partition `number`."""
+    """A column that Spark's own hash partitioning places in partition `number`."""
     ids = F.array(*map(F.lit, _ids_by_partition(session, partitions)))
     return F.element_at(ids, number + 1)
 
 
 def _ids_by_partition(session: SparkSession, partitions: int) -> list[int]:
-    """For each partition an int that hashes to it, as Spark says itself."""
+    """For each partition an int that hashes to it, according to Spark itself."""
     found: dict[int, int] = {}
     count = 0
     while len(found) < partitions:
@@ -121,26 +121,26 @@ except ImportError:
     HAS_READ_LIMITS = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """How much a batch may take."""
+        """A limit for the rows of a batch."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        """All that is there."""
+        """All available rows, without a limit."""
 
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """So many rows."""
+        """At most this many rows."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Nobody asks."""
+        """A marker class; these versions of Spark never use it."""
 
 
 # ── packages from Maven that must be of the same version ───────────────────────────────────────────
 
 
 def with_version(package: str, version: str = pyspark.__version__) -> str:
-    """The Maven package as given; one of Spark's own that is given without a version gets that of the Spark that runs."""
+    """The Maven package with a version: one of Spark's own that is given without gets that of the running Spark."""
     if package.startswith(_SPARKS_OWN) and package.count(":") == 1:
         release = re.match(r"\d+\.\d+\.\d+", version)
         return f"{package}:{release.group() if release else version}"

@@ -22,7 +22,7 @@ from penstock.operators.aggregate.distinct import (
     partials_with_counts,
 )
 from penstock.operators.aggregate.merge import finish, merge
-from penstock.operators.bad_records import ROW, ROWS, BadRecords
+from penstock.operators.bad_records import ROW, ROWS, BadRows
 from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.grouping import (
@@ -246,7 +246,7 @@ def rows_stood_for(table: pa.Table) -> int:
     return int(pc.sum(table.column(ROWS), min_count=0).as_py())
 
 
-def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRecords) -> pa.Table:
+def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRows) -> pa.Table:
     """Leave out the rows that have no key, of those that Spark has aggregated."""
     flags, reasons = null_keys(table, list(keys))
     numbers = table.column(ROWS).to_numpy()[flags].tolist()

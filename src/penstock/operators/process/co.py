@@ -27,7 +27,7 @@ _RIGHT_KEY = "__penstock_right_key:"
 TIME = "__penstock_time:"
 """The event time of a row, whichever input it is of."""
 NO_CLOCK = OperatorClock()
-"""Where nobody asks for the time."""
+"""For rows without event time."""
 
 
 class KeyedCoProcess(KeyedCode):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
 from penstock.operators.process.user_code import Context
-from penstock.operators.state.batch_tables import BatchTable
+from penstock.operators.state.batch_tables import BatchTable, as_flags, key_positions
 from penstock.operators.state.declarations import ColumnState
 from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
 from penstock.operators.state.ttl import ColumnStamps
@@ -38,13 +38,13 @@ class FiringTimers:
     at_us: Positions
 
     def table(self) -> pa.Table:
-        """As user code sees them."""
+        """The timers as columns for user code."""
         by = pa.DictionaryArray.from_arrays(pa.array(self.kind), pa.array(KINDS)).dictionary_decode()
         return pa.table({"at": pa.array(self.at_us).view(MOMENTS), "by": by})
 
 
 class ColumnTimers:
-    """What the calls of a piece do to timers, in their order: of what is done to one timer the last counts."""
+    """The timers that the calls of a piece set and delete, in their order: of several changes to one timer the last counts."""
 
     def __init__(self, timers: Timers, keys: KeyBatch, due: DueTimers, operator: str) -> None:
         self._timers, self._keys, self._operator = timers, keys, operator
@@ -67,7 +67,9 @@ class ColumnTimers:
         if KINDS[kind] == EVENT_TIME and not self._timers.has_event_time:
             raise no_event_time(self._operator, call)
         moments = as_array(at, pa.field("at", MOMENTS), f"{what} set")
-        whose = positions if key_index is None else positions[self._checked(key_index, positions, what)]
+        whose = positions
+        if key_index is not None:
+            whose = positions[key_positions(key_index, len(positions), what, {"operator": self._operator})]
         if len(whose) != len(moments):
             keys = "key" if key_index is None else "value"
             of = "" if key_index is None else " of key_index"
@@ -83,22 +85,10 @@ class ColumnTimers:
             if which.any():
                 into.append(done.only(which))
 
-    def _checked(self, key_index: Any, positions: Positions, what: str) -> Positions:
-        column = as_array(key_index, pa.field("key_index", pa.int64()), f"{what} set")
-        numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(positions)))
-        if len(wrong):
-            raise BadRecordError(
-                f"{what}: key_index[{wrong[0]}] is {column[int(wrong[0])].as_py()}, which is no position in `keys`, of which there are "
-                f"{len(positions)}",
-                operator=self._operator,
-            )
-        return numbers
-
     # ── firing ─────────────────────────────────────────────────────────────────────────────────
 
     def firing(self) -> Iterator[FiringTimers]:
-        """What fires, round by round: what one round sets for moments that have passed fires in the next."""
+        """The timers that fire, round by round: timers that a round sets for moments that have passed fire in the next."""
         rounds = 0
         while self._due and rounds < MOST_ROUNDS:
             done, self._due = _last_of_each(self._due), []
@@ -141,7 +131,7 @@ class ColumnTimers:
 
 @dataclass(frozen=True)
 class _Done:
-    """What was done to timers."""
+    """Changes of timers: set or deleted."""
 
     key: Positions
     kind: Positions
@@ -154,12 +144,12 @@ class _Done:
         return cls(key, kind, at_us, np.full(len(key), is_set, dtype=np.bool_))
 
     def only(self, which: Any) -> _Done:
-        """Some of it."""
+        """The changes that are flagged, or at these positions."""
         return _Done(self.key[which], self.kind[which], self.at_us[which], self.is_set[which])
 
 
 def _last_of_each(done: list[_Done]) -> _Done:
-    """What counts for every timer, ordered by key, kind and moment. The sort is stable: the last of equal ones was done last."""
+    """The last change of every timer, ordered by key, kind and moment. The sort is stable, so of equal ones the last was made last."""
     both = _Done(
         np.concatenate([one.key for one in done]),
         np.concatenate([one.kind for one in done]),
@@ -224,7 +214,7 @@ class BatchState:
             return values
         filled = pa.concat_arrays([values, pa.array([default], type=values.type)])
         at = np.arange(len(values), dtype=np.int64)
-        at[_flags(values.is_null())] = len(values)
+        at[as_flags(values.is_null())] = len(values)
         return filled.take(pa.array(at))
 
     def __setitem__(self, name: str, values: Any) -> None:
@@ -244,7 +234,7 @@ class BatchState:
         """Forget all that is kept for the keys where the mask is true (null counts as false). What is assigned later counts."""
         what = f"operator {self.context.operator}: {self._call} called delete(): it set"
         gone = as_array(mask, pa.field("mask", pa.bool_()), what)
-        gone = _flags(self._checked_length(gone, f"{what} 'mask' to").fill_null(fill_value=False))
+        gone = as_flags(self._checked_length(gone, f"{what} 'mask' to").fill_null(fill_value=False))
         kept = pa.array(np.arange(self._keys, dtype=np.int64), mask=gone)
         self.values = {name: values.take(kept) for name, values in self.values.items()}
         for table in self._tables.values():
@@ -281,14 +271,14 @@ class BatchState:
         values, stored = self.values[name], self._stored[name]
         touched = np.zeros(self._keys, dtype=np.bool_)
         if name in self._renewed:
-            touched |= _flags(stored.is_valid())
+            touched |= as_flags(stored.is_valid())
         if values is stored:
             return touched
         if name in self._assigned and (name in self._expiring or pa.types.is_nested(values.type)):
             # where nothing expires comparing may cost more than writing
-            return touched | _flags(values.is_valid()) | _flags(stored.is_valid())
+            return touched | as_flags(values.is_valid()) | as_flags(stored.is_valid())
         if pa.types.is_nested(values.type):
-            different: Flags = _flags(values.is_null()) != _flags(stored.is_null())
+            different: Flags = as_flags(values.is_null()) != as_flags(stored.is_null())
         else:
             different = ~rows_equal([values], [stored])
         return touched | different
@@ -307,8 +297,3 @@ class BatchState:
                 f"{what} {counted(len(values), 'value')} for {counted(self._keys, 'key')}; give one value for each of `keys`, in that order"
             )
         return values
-
-
-def _flags(array: pa.Array) -> Flags:
-    flags: Flags = array.to_numpy(zero_copy_only=False)
-    return flags

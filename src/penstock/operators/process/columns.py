@@ -26,6 +26,7 @@ from penstock.operators.process.user_code import Context, OpensAndCloses, TakesB
 from penstock.operators.state.batch_tables import BatchColumns
 from penstock.operators.state.declarations import (
     OperatorType,
+    column_stamps,
     column_states,
     lives_by_event_time,
     refuse_state_assignment,
@@ -33,7 +34,6 @@ from penstock.operators.state.declarations import (
     value_schema,
 )
 from penstock.operators.state.timers import TakesTimerColumns
-from penstock.operators.state.ttl import ColumnStamps
 from penstock.operators.task_time import NO_TIME, TaskTime, TimedPiece
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
@@ -109,11 +109,7 @@ class BatchPiece:
         self._touches, self._context, self._clock = timed.touches, context, time.clock
         keys, uid = self._grouped.keys, context.operator
         self._declared = column_states(operator)
-        self._stamps = {
-            name: ColumnStamps(lifetime, renews=one.ttl is not None and one.ttl.renews)
-            for name, one in self._declared.items()
-            for lifetime in one.lifetimes(name)
-        }
+        self._stamps = column_stamps(operator)
         self._tables = {
             name: one.in_columns(name, state, keys, uid, timed.touches)
             for name, one in table_states(operator).items()
@@ -125,7 +121,7 @@ class BatchPiece:
         self._touched = {name: np.zeros(len(keys), dtype=np.bool_) for name in self._declared}
 
     def with_rows(self) -> tuple[BatchKeys, BatchRows, BatchState] | None:
-        """What `process_batch` is called with; None where no key has a row."""
+        """The arguments of `process_batch`; None where no key has a row."""
         starts = self._grouped.starts
         positions = np.flatnonzero(starts[1:] > starts[:-1])
         if not len(positions):
@@ -135,7 +131,7 @@ class BatchPiece:
         return self._keys(positions), rows, self._view(positions, self._context, "process_batch()")
 
     def firing(self) -> Iterator[tuple[BatchKeys, BatchTimers, BatchState]]:
-        """What `on_timers` is called with, as often as there is something due."""
+        """The arguments of `on_timers`, as often as timers are due."""
         for fires in self._timers.firing() if self._timers is not None else ():
             positions, first = np.unique(fires.key, return_index=True)
             if self._lives_by_event_time:
@@ -242,7 +238,7 @@ def run_batch_process(
 
 
 class SideColumns(SideRows):
-    """What `process_batch` emits: checked at once, so that an error has the line that emitted it."""
+    """The columns that `process_batch` emits: checked at once, so that an error has the line that emitted them."""
 
     call = _PROCESS_BATCH
 

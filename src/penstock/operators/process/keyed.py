@@ -16,8 +16,8 @@ from penstock.operators.process.user_code import Context, OpensAndCloses, TakesB
 from penstock.operators.rows import Rows
 from penstock.operators.state.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.state.declarations import (
-    ColumnState,
     OperatorType,
+    column_stamps,
     keyed_states,
     lives_by_event_time,
     refuse_state_assignment,
@@ -107,7 +107,7 @@ class Cells:
             table.load(state.table(table.name), keys, context.operator, state.generation, self.touches)
 
     def touched(self) -> dict[str, Flags]:
-        """Of the columns in the row of the key, which keys have one that was written, or looked at where that renews it."""
+        """For each column in the row of the key: which keys have a value that was written, or read where reading renews it."""
         found: dict[str, Flags] = {}
         for name, cell in self.columns.items():
             found[name] = np.frombuffer(cell.dirty, dtype=np.bool_)
@@ -117,7 +117,7 @@ class Cells:
         return found
 
     def end_call(self) -> None:
-        """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""
+        """Called when the call for the current key is over; the loop of calls checks first whether any cell is `ending`."""
         for cell in self.ending:
             cell.end_call()
 
@@ -132,7 +132,7 @@ class Cells:
             cell.undo(index)
 
     def memo(self) -> list[Any]:
-        """What all state of the current key is, between two of its calls."""
+        """A copy of all state of the current key, taken between two of its calls."""
         return [cell.memo() for cell in self.all]
 
     def back_to(self, memo: list[Any]) -> None:
@@ -159,16 +159,10 @@ class Cells:
 
 def bind(operator: KeyedCode, timers: TimersCell | None = None) -> Cells:
     """Put a cell in place of every state that a key has."""
-    declared = keyed_states(operator)
-    cells = {name: state.make_cell(name) for name, state in declared.items()}
+    cells = {name: state.make_cell(name) for name, state in keyed_states(operator).items()}
     operator.__dict__.update(cells)
-    stamps = {
-        name: ColumnStamps(lifetime, renews=state.ttl is not None and state.ttl.renews)
-        for name, state in declared.items()
-        if isinstance(state, ColumnState)
-        for lifetime in state.lifetimes(name)
-    }
-    return Cells(cells, stamps, timers, lives_by_event_time=lives_by_event_time(operator))
+    lives = lives_by_event_time(operator)
+    return Cells(cells, column_stamps(operator), timers, lives_by_event_time=lives)
 
 
 def write_back(operator: KeyedCode, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:

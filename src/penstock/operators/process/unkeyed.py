@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.bad_records import BadRecords, EndsTheRun, RejectedRows, take_over
+from penstock.operators.bad_records import BadRows, EndsTheRun, RejectedRows, take_over
 from penstock.operators.calls import (
     LIMITS,
     OUTPUT_ROWS,
@@ -33,7 +33,7 @@ from penstock.state.sizes import cut, in_batches, row_bytes
 
 
 class Process(OpensAndCloses, TakesBroadcast, metaclass=OperatorType):
-    """Own Python code that sees the rows of a subtask, whatever they are about, and remembers what it likes in an `OperatorListState`.
+    """Own Python code that sees the rows of a subtask, without a key, and keeps what it needs in an `OperatorListState`.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an
     instance remembers is forgotten after the batch.
@@ -63,7 +63,7 @@ def run_unkeyed(
     output: pa.Schema,
     context: Context,
     sides: SideRows | None = None,
-    bad: BadRecords | None = None,
+    bad: BadRows | None = None,
     limits: PieceLimits = LIMITS,
 ) -> list[pa.RecordBatch]:
     """Process all rows, in as few calls as memory allows; returns the results in batches. `sides` has what was emitted.
@@ -105,7 +105,7 @@ def _rows(table: pa.Table) -> Rows:
 
 
 def _chunks(results: Any, operator: str) -> Iterator[list[Any]]:
-    """What a call gives, so much of it as is encoded together."""
+    """The results of a call, in chunks that are encoded together."""
     if results is None:
         return
     try:
@@ -122,6 +122,6 @@ def _parts(table: pa.Table, limits: PieceLimits) -> Iterator[pa.Table]:
     if table.nbytes > limits.bytes:
         for column in table.columns:
             sizes += np.concatenate([row_bytes([chunk]) for chunk in column.chunks])
-    for first, behind in cut(sizes, limits.bytes):
-        for start in range(first, behind, limits.rows):
-            yield table.slice(start, min(limits.rows, behind - start))
+    for first, end in cut(sizes, limits.bytes):
+        for start in range(first, end, limits.rows):
+            yield table.slice(start, min(limits.rows, end - start))

@@ -83,12 +83,12 @@ class OpenedCode:
             return
         try:
             self._code.close()
-        except Exception as second:  # noqa: BLE001 - whatever the user's code raises: the first error is the cause
+        except Exception as second:  # noqa: BLE001 - user code may raise anything; the first error is the cause
             error.add_note(f"close() raised, too: {type(second).__name__}: {second}")
 
 
 class TakesBroadcast:
-    """What every kind of operator may have besides its own function."""
+    """The method for the broadcast side, which every kind of own code may have."""
 
     def process_broadcast(self, rows: Rows, ctx: Context) -> None:
         """Put what the rows of the broadcast side say into a `BroadcastState`, which `process` then reads.
@@ -96,7 +96,7 @@ class TakesBroadcast:
         Called once per subtask and batch that has such rows, before any other function of the batch; with all of them, in the same
         order in every subtask. Called again after a recovery, on the state as it was at the checkpoint. It has no results.
         The classic mistake: to do something that depends on the subtask, on time or on chance. The copies would differ, and after a
-        change of parallelism nobody knows which of them is kept.
+        change of parallelism any one of them is kept.
         """
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ def takes_broadcast(operator: TakesBroadcast) -> bool:
 
 
 def refuse_results(operator: TakesBroadcast, uid: str) -> None:
-    """Before anything starts: a function with `yield` in it does nothing until somebody asks for its results."""
+    """Before anything starts: a function with `yield` in it does nothing until its results are read."""
     if inspect.isgeneratorfunction(operator.process_broadcast):
         raise ConfigError(
             f"operator {uid!r}: process_broadcast() of {type(operator).__name__} yields results; every subtask would give the same ones. "
@@ -117,7 +117,7 @@ def refuse_results(operator: TakesBroadcast, uid: str) -> None:
 
 
 def check_no_results(given: Any, context: Context) -> None:
-    """The same when it was called."""
+    """Refuse results of `process_broadcast` after a call."""
     if given is not None:
         raise UserCodeError(
             f"operator {context.operator}: process_broadcast() returned {shown(given)}, but it can have no results: every subtask would "
@@ -145,7 +145,7 @@ class NoSides(SideRows):
 
 @dataclass(frozen=True)
 class Context:
-    """Where the call happens. `checkpoint` is the barrier that ends the batch the rows belong to."""
+    """The place and time of a call. `checkpoint` is the barrier that ends the batch the rows belong to."""
 
     operator: str
     checkpoint: int
@@ -160,7 +160,7 @@ class Context:
 
     @cached_property
     def watermark(self) -> datetime | None:
-        """How far event time has come here, with the zone UTC; None where no row has told yet, or no source has event time.
+        """How far event time has come here, with the zone UTC; None before the first row, or where no source has event time.
 
         In `process` as it was when the batch began; in `on_timer`, and when a window closes, where it has come to. When a drained input
         has ended: `datetime.max`.
@@ -190,7 +190,7 @@ class Context:
             self._opened.open()
 
     def when_timers_fire(self, watermark_us: int) -> Context:
-        """The same place, when event time has gone on."""
+        """This context, after event time has advanced."""
         return replace(self, _watermark_us=watermark_us)
 
     def _no_timers(self) -> NoTimers:
@@ -202,7 +202,7 @@ class Context:
     def emit(self, name: str, row: Any) -> None:
         """Give a row to a side output that the operator's class declares: a tuple or a dictionary, in `process_batch` columns.
 
-        It is part of the same batch as the results, whatever becomes of that. Only inside the call that got the context.
+        It is part of the same batch as the results, and is kept or dropped with it. Only inside the call that got the context.
         """
         if self._sides is None:
             raise no_such_side(self.operator, name, ())
@@ -220,7 +220,7 @@ class Context:
 
 
 def check_open_and_close(operator: OpensAndCloses, uid: str) -> None:
-    """The same of the methods that any kind of own code may have."""
+    """Refuse an `open` or `close` that cannot be called."""
     if overrides(operator, "open"):
         check_call(operator, operator.open, ("ctx",), uid)
     if overrides(operator, "close"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -87,13 +88,13 @@ class BatchTable(ABC):
         self._call = "process_batch()"
 
     def seen_by(self, positions: Positions, call: str) -> Self:
-        """The same for a call that sees only some of the keys."""
+        """This table for a call that sees only some of the keys."""
         seen = copy.copy(self)
         seen._positions, seen._call = positions, call  # noqa: SLF001 - it is one of us
         return seen
 
     def __len__(self) -> int:
-        """How many keys the call sees."""
+        """The number of keys that the call sees."""
         return len(self._rows) if self._positions is None else len(self._positions)
 
     def clear(self, mask: Any) -> None:
@@ -101,7 +102,7 @@ class BatchTable(ABC):
         self._rows.clear(self._flags(mask, "clear"))
 
     def rows(self, mask: Any = None) -> BatchColumns:
-        """All that the keys of the call have, in columns, ordered by `key_index`; with a mask only that of the keys where it is true.
+        """All rows of the call's keys in columns, ordered by `key_index`; with a mask, only those of the keys where it is true.
 
         The classic mistake: to ask for all of it, where keys have very many rows and a few would do. It has to fit into memory.
         """
@@ -115,7 +116,7 @@ class BatchTable(ABC):
         return BatchColumns(found)
 
     def _in_piece(self, flags: Flags) -> Flags:
-        """What is said of the keys of the call, for those of the piece."""
+        """Flags of the call's keys as flags of the piece's keys."""
         if self._positions is None:
             return flags
         every = np.zeros(len(self._rows), dtype=np.bool_)
@@ -132,11 +133,11 @@ class BatchTable(ABC):
         return RowIds.of(at, pa.RecordBatch.from_arrays([column], schema=self._rows.sub))
 
     def _known_ids(self, key_index: Any, subs: Any, call: str) -> RowIds:
-        """The same for rows that are to be changed."""
+        """`_ids` for rows that will be changed: a null identifies no row."""
         ids = self._ids(key_index, subs, call)
         (column,) = ids.subs.columns
         if column.null_count:
-            place = int(np.flatnonzero(_flags(column.is_null()))[0])
+            place = int(np.flatnonzero(as_flags(column.is_null()))[0])
             raise BadRecordError(
                 f"{self._who(call)}: {self.sub}s[{place}] is null, by which nothing can be found; leave it out",
                 operator=self._operator,
@@ -145,17 +146,9 @@ class BatchTable(ABC):
         return ids
 
     def _key_index(self, given: Any, call: str) -> Positions:
-        column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{self._who(call)} set")
-        keys = len(self)
-        numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))
-        if len(wrong):
-            raise BadRecordError(
-                f"{self._who(call)}: key_index[{wrong[0]}] is {column[int(wrong[0])].as_py()}, which is no position in `keys`, "
-                f"of which there are {keys}; give positions from 0 to {keys - 1}, as batch.key_index has them",
-                operator=self._operator,
-                state=self.name,
-            )
+        numbers = key_positions(
+            given, len(self), self._who(call), {"operator": self._operator, "state": self.name}
+        )
         return numbers if self._positions is None else self._positions[numbers]
 
     def _column(self, given: Any, name: str, kind: pa.DataType, call: str, length: int) -> pa.Array:
@@ -178,7 +171,7 @@ class BatchTable(ABC):
                 operator=self._operator,
                 state=self.name,
             )
-        return self._in_piece(_flags(given.fill_null(fill_value=False)))
+        return self._in_piece(as_flags(given.fill_null(fill_value=False)))
 
     def _who(self, call: str) -> str:
         return f"operator {self._operator}: {self._call} called {call}() of the state {self.name!r}, which"
@@ -236,6 +229,21 @@ class BatchList(BatchTable):
         self._rows.delete(self._known_ids(key_index, positions, "delete"))
 
 
-def _flags(array: pa.Array) -> Flags:
+def key_positions(given: Any, keys: int, what: str, facts: Mapping[str, object]) -> Positions:
+    """Check the `key_index` of user code: positions in `keys`, of which there are so many. `what` begins the error message."""
+    column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{what} set")
+    numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))
+    if len(wrong):
+        raise BadRecordError(
+            f"{what}: key_index[{wrong[0]}] is {column[int(wrong[0])].as_py()}, which is no position in `keys`, "
+            f"of which there are {keys}; give positions from 0 to {keys - 1}, as batch.key_index has them",
+            **facts,
+        )
+    return numbers
+
+
+def as_flags(array: pa.Array) -> Flags:
+    """A column of booleans without nulls as NumPy has them."""
     flags: Flags = array.to_numpy(zero_copy_only=False)
     return flags

@@ -1,6 +1,7 @@
-"""What stands in the place of a declared state while the operator runs: the state of the key whose turn it is. Executors.
+"""Cells: they take the place of declared states while the operator runs, and hold the state of the current key. Executors.
 
-A cell holds the state of all keys of a piece, and `at` says which of them is meant: to go on to the next key costs one assignment.
+A cell holds the state of all keys of a piece, and `at` is the position of the current one: moving to the next key costs one assignment.
+What user code leaves in state or emits is copied where it can be changed in place, because it is encoded later, for many keys together.
 
 Rows that user code gives, results and side outputs, as they were when it gave them. Executors.
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
-"""Types of values that nobody can change in place."""
+"""Types of values that cannot be changed in place."""
 _SHOWN = 200
 pack_double = struct.Struct("d").pack
 
@@ -71,19 +72,19 @@ def stored_equal(one: Any, other: Any) -> bool:
 
 
 def safe_copy(value: Any) -> Any:
-    """The same of what a call leaves in state: user code may go on changing it when the turn is another key's.
+    """A copy of what a call leaves in state: user code may change the original while other keys are processed.
 
-    What cannot be copied does not fit any type either, and is refused with its name when it is encoded.
+    A value that cannot be copied does not fit any type either, and is refused with its name when it is encoded.
     """
     try:
         return deep_copy(value)
-    except Exception:  # noqa: BLE001 - whatever the objects of user code raise
+    except Exception:  # noqa: BLE001 - objects of user code may raise anything
         return value
 
 
 def shown(value: object) -> str:
-    """As much of a value as a log line bears."""
-    text = repr(value)
+    """A value or an error for a message, cut to the length of a log line: one value may be megabytes."""
+    text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -95,13 +96,13 @@ class PieceKeys:
     columns: pa.RecordBatch
 
     def key(self, index: int) -> Any:
-        """One of them, as user code sees it."""
+        """The key at this position, as user code sees it."""
         values = [python_values(column.slice(index, 1))[0] for column in self.columns.columns]
         return values[0] if len(values) == 1 else tuple(values)
 
 
 class Cell(ABC):
-    """The state of the current key, whatever its kind and wherever it is kept."""
+    """The state of the current key, of any kind."""
 
     __slots__ = ("at", "ends")
 
@@ -120,7 +121,7 @@ class Cell(ABC):
         """Whether `end_call` has to be called."""
 
     def __deepcopy__(self, memo: object) -> Self:
-        """There is one of it. Whoever puts it among values is told so when they are encoded."""
+        """A cell is never copied. A cell among values is refused when they are encoded."""
         return self
 
     @abstractmethod
@@ -129,7 +130,7 @@ class Cell(ABC):
 
     @abstractmethod
     def memo(self) -> Any:
-        """What the state of the current key is now, between two of its calls. Called where a call may fail and the others go on."""
+        """A copy of the current key's state, between two of its calls. Called where a call may fail and the others go on."""
 
     @abstractmethod
     def back_to(self, memo: Any) -> None:
@@ -173,7 +174,7 @@ class ColumnCell(Cell):
 
     @override
     def back_to(self, memo: Any) -> None:
-        """What was held of the call is let go as in `undo`."""
+        """Restores the value, after `undo` has dropped what the call held."""
         self.undo(self.at)
         self.values[self.at], self.dirty[self.at], self.looked[self.at] = memo
 
@@ -209,7 +210,7 @@ class ValueCell(ColumnCell):
 
 
 class ContainerCell(ValueCell):
-    """A value that can be changed in place (array, map, struct): whoever looks at it may change it, so it counts as changed."""
+    """A value that can be changed in place (array, map, struct): reading it may change it, so it counts as changed."""
 
     __slots__ = ()
 
@@ -238,7 +239,7 @@ class ContainerCell(ValueCell):
 
 
 class ComparedContainerCell(ContainerCell):
-    """The same where it matters whether a value was changed, or only looked at: it is compared when the call is over."""
+    """A container for which it matters whether it was changed or only read: it is compared when the call is over."""
 
     __slots__ = ("_assigned", "_before", "_held", "_was_dirty")
 
@@ -301,7 +302,7 @@ class ComparedContainerCell(ContainerCell):
 
 @functools.cache
 def with_read_tracking(kind: type[ColumnCell]) -> type[Any]:
-    """The same kind of cell, which notes whose state was looked at. Others do not pay for it."""
+    """This kind of cell, with notes of which keys' state was read. Other cells do not pay for that."""
 
     def noting(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def look(cell: ColumnCell) -> Any:
@@ -324,7 +325,7 @@ def may_change(schema: pa.Schema) -> bool:
 
 
 def copy_emitted(row: Any) -> Any:
-    """The row, with a copy of whatever in it can be changed in place."""
+    """The row, with a copy of each value that can be changed in place."""
     if isinstance(row, tuple):
         return row if all(type(value) in UNCHANGING for value in row) else _copied(row)
     if isinstance(row, Mapping):
@@ -340,6 +341,6 @@ def _copied(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return made
 
 
-def as_given_flat(row: Any) -> Any:
-    """The same where the columns are such that a tuple holds nothing that can be changed."""
+def copy_emitted_flat(row: Any) -> Any:
+    """`copy_emitted` for columns whose tuples hold nothing that can be changed."""
     return row if type(row) is tuple else copy_emitted(row)

@@ -29,7 +29,7 @@ from penstock.operators.state.cells import (
 from penstock.operators.state.table_cells import TableCell
 from penstock.operators.state.table_rows import PieceRows
 from penstock.operators.state.timers import is_timer_table, timer_tables
-from penstock.operators.state.ttl import TTL, TouchTimes, time_to_live
+from penstock.operators.state.ttl import TTL, ColumnStamps, TouchTimes, time_to_live
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.keys import KeyBatch
@@ -49,7 +49,7 @@ class DeclaredState(ABC):
     """A state of any kind. While the operator runs, the cell that it makes stands in its place."""
 
     instead: ClassVar[str]
-    """What to write behind `self.name` where somebody assigns to the state itself."""
+    """What to write after `self.name`, for the error of an assignment to the state itself."""
 
     def __init__(self, ttl: TTL | None = None) -> None:
         self.name = ""
@@ -57,7 +57,7 @@ class DeclaredState(ABC):
         """How long it is kept; None for ever."""
 
     def lifetimes(self, name: str) -> tuple[Lifetime, ...]:
-        """That of its column, where it has one; `name` is the name under which it is declared."""
+        """The lifetime of its values, where they expire; `name` is the name under which it is declared."""
         return () if self.ttl is None else (self.ttl.lifetime(name, state=name),)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -65,7 +65,7 @@ class DeclaredState(ABC):
 
     @abstractmethod
     def make_cell(self, name: str) -> Cell:
-        """What stands in its place; called once for every task, with the name under which it is declared."""
+        """Make the cell that takes its place; called once for every task, with the name under which it is declared."""
 
     def clear(self) -> None:
         """Forget what is kept for the key."""
@@ -139,7 +139,7 @@ class TableState(DeclaredState):
     def in_columns(
         self, name: str, state: OpenState, keys: KeyBatch, operator: str, touches: TouchTimes
     ) -> BatchTable:
-        """What stands in its place in columns, for these keys."""
+        """Make the table in columns that takes its place for these keys."""
         layout = self.table(name, keys.columns.schema)
         renews = self.ttl is not None and self.ttl.renews
         rows = PieceRows(state.table(name), layout, keys, touches=touches, renews=renews)
@@ -147,7 +147,7 @@ class TableState(DeclaredState):
 
 
 class SubtaskState(TableState):
-    """A state of the subtask, whatever the key: in its table the subtask is the key, see `state.subtask_rows`."""
+    """A state of the subtask rather than of a key: in its table the subtask is the key, see `state.subtask_rows`."""
 
     def _outside(self) -> ConfigError:
         return ConfigError(
@@ -181,7 +181,7 @@ class ValueState(ColumnState):
 
 
 class OperatorType(ABCMeta):
-    """The type of classes that declare state. Two of one name would be one state, and nobody would be told."""
+    """The type of classes that declare state. Two states of one name are refused: Python would silently keep the second."""
 
     @classmethod
     def __prepare__(cls, name: str, bases: tuple[type, ...], /, **kwargs: Any) -> dict[str, object]:
@@ -206,35 +206,35 @@ def declared_state(operator: object) -> dict[str, DeclaredState]:
 
 
 def keyed_states(operator: object) -> dict[str, DeclaredState]:
-    """Of these the ones that a key has."""
+    """The states that every key has, by name."""
     found = declared_state(operator)
     return {name: state for name, state in found.items() if not isinstance(state, SubtaskState)}
 
 
 def subtask_states(operator: object) -> dict[str, SubtaskState]:
-    """The others."""
+    """The states of the subtask, by name."""
     found = declared_state(operator)
     return {name: state for name, state in found.items() if isinstance(state, SubtaskState)}
 
 
 def column_states(operator: object) -> dict[str, ColumnState]:
-    """Of these the ones that are kept in the row of the key."""
+    """The states that are kept in the row of the key, by name."""
     return {name: state for name, state in declared_state(operator).items() if isinstance(state, ColumnState)}
 
 
 def table_states(operator: object) -> dict[str, TableState]:
-    """Of those that a key has, the ones with a table of their own."""
+    """The states of a key with a table of their own, by name."""
     return {name: state for name, state in keyed_states(operator).items() if isinstance(state, TableState)}
 
 
 def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
-    """The tables of those that have one."""
+    """The tables of all states that have one."""
     declared = declared_state(operator)
     return tuple(state.table(name, key) for name, state in declared.items() if isinstance(state, TableState))
 
 
 def state_layout(operator: object, key: pa.Schema) -> StateLayout:
-    """All that an operator with this key keeps; refuses a table that would have two columns of one name."""
+    """The state of an operator with this key; refuses a table that would have two columns of one name."""
     tables = (*state_tables(operator, key), *timer_tables(operator, key))
     for table in tables:
         if len(set(table.identity.names + table.value.names)) < len(table.identity) + len(table.value):
@@ -280,6 +280,15 @@ def column_lifetimes(operator: object) -> tuple[Lifetime, ...]:
     )
 
 
+def column_stamps(operator: object) -> dict[str, ColumnStamps]:
+    """The stamps of the columns that expire, by the name of the state."""
+    return {
+        name: ColumnStamps(lifetime, renews=state.ttl is not None and state.ttl.renews)
+        for name, state in column_states(operator).items()
+        for lifetime in state.lifetimes(name)
+    }
+
+
 def lives_by_event_time(operator: object) -> bool:
     """Whether some state of a key has a time to live in event time."""
     return any(
@@ -295,11 +304,11 @@ def value_schema(operator: object) -> pa.Schema:
 
 
 class StateAssignedError(AttributeError):
-    """What is declared was to be overwritten."""
+    """User code assigned to a declared state or side output."""
 
 
 def refuse_state_assignment(operator: object, name: str, instead: str = "") -> None:
-    """What is declared must not be overwritten by mistake; `instead` is what to write, where the kind of state does not say it."""
+    """Refuse an assignment to a declared state; `instead` is what to write, where the kind of state does not say it."""
     state = getattr(type(operator), name, None)
     if isinstance(state, SideOutput):
         raise StateAssignedError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")
@@ -310,7 +319,7 @@ def refuse_state_assignment(operator: object, name: str, instead: str = "") -> N
 
 
 def name_of(function: Any) -> str:
-    """How a function, or an object that has some, is called in a message."""
+    """The name of a function or object in a message."""
     name = getattr(function, "__qualname__", None)
     if isinstance(name, str):
         return name
@@ -318,7 +327,7 @@ def name_of(function: Any) -> str:
 
 
 def check_takes(function: Any, number: int, what: str, given: str) -> None:
-    """Refuse what cannot be called with so many arguments; `given` says which they are. Of some built-in functions nobody can tell."""
+    """Refuse what cannot be called with so many arguments; `given` says which they are. Some built-in functions cannot be checked."""
     if not callable(function):
         raise ConfigError(
             f"{what}={function!r} is not a function: give one that takes {given}", function=function

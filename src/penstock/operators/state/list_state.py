@@ -16,7 +16,7 @@ from typing_extensions import override
 from penstock.operators.state.batch_tables import BatchList
 from penstock.operators.state.cells import deep_copy, may_be_changed, safe_copy, stored_equal
 from penstock.operators.state.declarations import TableState
-from penstock.operators.state.table_cells import Change, TableCell
+from penstock.operators.state.table_cells import RowChange, TableCell
 from penstock.operators.state.ttl import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
@@ -71,7 +71,7 @@ class ListState(TableState):
 class _Element:
     """One value; `position` is None for one that has no row yet, `changed` if its row is not what is stored.
 
-    `looked`: in a list, the value as it was when somebody looked at it, and may have changed it.
+    `looked`: in a list, the value as it was when user code read it, and may have changed it.
     """
 
     __slots__ = ("changed", "looked", "position", "value")
@@ -89,7 +89,7 @@ class _Element:
         return other
 
     def look(self, *, compare: bool) -> Any:
-        """The value, for somebody who may change it where it is; `compare` to find out later whether they did."""
+        """The value, which user code may change in place; with `compare` that is found out later."""
         if compare and not self.changed and not self.looked:
             self.looked = [deep_copy(self.value)]
         elif not compare:
@@ -97,7 +97,7 @@ class _Element:
         return self.value
 
     def end_look(self) -> None:
-        """The call is over."""
+        """End the call: find out whether the value was changed."""
         if self.looked:
             self.changed = self.changed or not stored_equal(self.value, self.looked[0])
             self.looked = []
@@ -140,7 +140,7 @@ class ListCell(TableCell, MutableSequence[Any]):
             self.append(value)
 
     def __iter__(self) -> Iterator[Any]:
-        """As with a list, what is changed behind the place that was reached is seen when its turn comes."""
+        """As with a list, a change after the current place is seen when its turn comes."""
         index, at = self.at, 0
         if self._renews:
             self._elements()
@@ -185,7 +185,7 @@ class ListCell(TableCell, MutableSequence[Any]):
             return self._copied()[at]
         if isinstance(at, slice):
             return [self._own_copy(element.look(compare=False)) for element in self._elements()[at]]
-        if self._value_nested or self._renews:  # whoever looks at it may change it where it is
+        if self._value_nested or self._renews:  # user code may change it in place
             return self._elements()[at].look(compare=bool(self._lifetimes) and not self._renews)
         if at >= 0 and self.at not in self._whole:
             found = list(islice(iter(self), at, at + 1))
@@ -213,7 +213,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         return iter(self._copied()[::-1])
 
     def copy(self) -> list[Any]:
-        """What it holds now, as a list of Python's."""
+        """Its elements as a Python list."""
         return list(self)
 
     def __add__(self, other: Any) -> list[Any]:
@@ -223,7 +223,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         return [*other, *self] if isinstance(other, list) else NotImplemented
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        """Bring the values into order. What comes behind the first that moves is written again."""
+        """Bring the values into order. Everything after the first value that moves is written again."""
         self._elements().sort(
             key=lambda element: element.value if key is None else key(element.value), reverse=reverse
         )
@@ -232,7 +232,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         return _Element(value if type(value) in self._usual else self._form.of(value))
 
     def insert(self, at: int, value: Any) -> None:
-        """Put a value before another; what comes behind it is written again."""
+        """Put a value before another; everything after it is written again."""
         self._elements().insert(at, self._new(value))
 
     def clear(self) -> None:
@@ -243,7 +243,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         return f"{type(self).__name__}({self.name!r})"
 
     def _copied(self) -> list[Any]:
-        """What is in it now. By way of an iterator: a list would first ask for the length, which walks through all of it."""
+        """Its elements, read through an iterator: `list()` would first ask for the length, which walks through all of them."""
         return list(iter(self))
 
     def _elements(self) -> list[_Element]:
@@ -293,24 +293,24 @@ class ListCell(TableCell, MutableSequence[Any]):
         return self._appended.keys() | self._whole.keys()
 
     @override
-    def changes(self, index: int) -> Iterable[Change]:
+    def changes(self, index: int) -> Iterable[RowChange]:
         places = self._places()
         whole = self._whole.get(index)
         if whole is None:
             for value in self._appended.get(index, ()):
-                yield Change(next(places), value)
+                yield RowChange(next(places), value)
             return
         kept = _kept_in_place(whole)
         positions = {element.position for element in whole[:kept]}
         self.at = index
         yield from (
-            Change(position, gone=True) for position, _ in self._scanned() if position not in positions
+            RowChange(position, gone=True) for position, _ in self._scanned() if position not in positions
         )
-        yield from (Change(one.position, one.value) for one in whole[:kept] if one.changed)
-        yield from (Change(next(places), element.value) for element in whole[kept:])
+        yield from (RowChange(one.position, one.value) for one in whole[:kept] if one.changed)
+        yield from (RowChange(next(places), element.value) for element in whole[kept:])
 
     def _places(self) -> Iterator[int]:
-        """Numbers behind all that stored rows have. No batch has as many rows as there are numbers for it."""
+        """Numbers after those of all stored rows. No batch has as many rows as there are numbers for it."""
         return count(self._generation << GENERATION_SHIFT)
 
 
@@ -319,7 +319,7 @@ ListState.columns = BatchList
 
 
 def _kept_in_place(elements: list[_Element]) -> int:
-    """How many from the beginning keep their rows: up to the first that has none, or that was moved before another."""
+    """The number of elements from the beginning that keep their rows: up to the first that has none or was moved."""
     last = -1
     for at, element in enumerate(elements):
         if element.position is None or element.position <= last:

@@ -16,7 +16,7 @@ from penstock.operators.python_values import python_values
 from penstock.operators.state.batch_tables import BatchMap
 from penstock.operators.state.cells import deep_copy, may_be_changed, safe_copy, stored_equal
 from penstock.operators.state.declarations import TableState
-from penstock.operators.state.table_cells import Change, Changes, TableCell
+from penstock.operators.state.table_cells import Changes, RowChange, TableCell
 from penstock.operators.state.ttl import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
@@ -113,11 +113,11 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         return next(self.pairs(looks=False), None) is not None
 
     def items(self) -> ItemsView[Any, Any]:
-        """The entries."""
+        """The entries, as pairs of key and value."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """The values."""
+        """The values of all entries."""
         return _Values(self)
 
     def clear(self) -> None:
@@ -128,7 +128,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._looked = {}
 
     def copy(self) -> dict[Any, Any]:
-        """What it holds now, as a dictionary of Python's."""
+        """Its entries as a Python dictionary."""
         return dict(self.pairs())
 
     def __or__(self, other: Any) -> dict[Any, Any]:
@@ -277,13 +277,13 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         into.counted(index, before)
 
     @override
-    def changes(self, index: int) -> Iterable[Change]:
+    def changes(self, index: int) -> Iterable[RowChange]:
         changed = self._changed.get(index, {})
         for key, value in changed.items():
-            yield Change(key, gone=True) if value is _GONE else Change(key, value)
+            yield RowChange(key, gone=True) if value is _GONE else RowChange(key, value)
         if index in self._cleared:
             self.at = index
-            yield from (Change(key, gone=True) for key, _ in self._scanned() if key not in changed)
+            yield from (RowChange(key, gone=True) for key, _ in self._scanned() if key not in changed)
 
 
 class _Items(ItemsView[Any, Any]):
@@ -360,11 +360,11 @@ class MapState(TableState):
         return MapCell(name, *self._fields(name), self.ttl)
 
     def __getitem__(self, key: Any) -> Any:
-        """The value of an entry."""
+        """Only inside `process`: the value of an entry."""
         raise self._outside()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set an entry."""
+        """Only inside `process`: set an entry."""
         raise self._outside()
 
     if TYPE_CHECKING:

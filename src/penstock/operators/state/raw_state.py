@@ -1,7 +1,7 @@
 """State as bytes, under the user's own encoding: `RawState`. Driver (declared) and executors (run).
 
-Penstock stores the bytes and never looks into them. An object is made of them when somebody looks at it, and bytes of the object when the
-call is over: whatever it is by then is what the key has.
+Penstock stores the bytes and never looks into them. They are decoded when user code first reads the object, and the
+object is encoded when the call is over, with all changes made in place.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class RawState(ColumnState):
 
     The object may be changed in place. Without `encode` and `decode` the value is bytes. `default` is an object, too: it is encoded when
     the state is declared, and every key that reads it decodes one of its own. `None` means that there is no value.
-    The classic mistake: `pickle`. What it wrote is read only as long as the classes stay what and where they are, and whoever can write to
-    the storage can run code in the job.
+    The classic mistake: `pickle`. What it wrote is read only as long as the classes stay what and where they are, and anyone who can write
+    to the storage can run code in the job.
     """
 
     instead = ".value = ..."
@@ -162,7 +162,7 @@ class RawCell(ColumnCell):
 
     @override
     def end_call(self) -> None:
-        """Whoever looked at an object may have changed it; then it is written only where its bytes have changed."""
+        """User code may have changed an object that it read; it is written only if its bytes have changed."""
         if not self._is_held:
             return
         if self._is_set or type(self._held) not in UNCHANGING:
@@ -188,7 +188,7 @@ class RawCell(ColumnCell):
         except (OSError, MemoryError, PenstockError):
             raise
         except Exception as error:
-            # not about the row: whatever rows come, this key cannot be read, so that nothing is skipped for it
+            # not about the row: no row makes this key readable, so nothing is skipped for it
             raise IncompatibleStateError(
                 f"{self._where()}: decode failed on {len(data)} bytes of the state {self._name!r}: {type(error).__name__}: {error}; give "
                 f"a decode that reads what earlier runs wrote, or allow the loss with drop_state=({self._keys.operator!r},)",

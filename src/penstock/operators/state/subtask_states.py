@@ -56,7 +56,7 @@ class BroadcastCell(MapCell):
 
     @contextmanager
     def writable(self) -> Iterator[None]:
-        """May be changed inside."""
+        """Inside, the broadcast state may be changed."""
         self._writable = True
         try:
             yield
@@ -64,7 +64,7 @@ class BroadcastCell(MapCell):
             self._writable = False
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Forget all entries of the map."""
         self._check_writable()
         super().clear()
 
@@ -156,11 +156,11 @@ class BroadcastState(SubtaskState):
         return BroadcastCell(name, *_fields(self.table(name, _KEY)))
 
     def __getitem__(self, key: Any) -> Any:
-        """The value of an entry."""
+        """Only inside a call: the value of an entry."""
         raise self._outside()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set an entry."""
+        """Only inside `process_broadcast`: set an entry."""
         raise self._outside()
 
     if TYPE_CHECKING:
@@ -173,12 +173,12 @@ class BroadcastState(SubtaskState):
 
 
 def _fields(table: TableLayout) -> tuple[pa.Field, pa.Field]:
-    """What tells the rows of a subtask apart, and the value."""
+    """The column that identifies a row of the subtask, and its value."""
     return table.identity.field(1), table.value.field(0)
 
 
 class SubtaskCells:
-    """What an operator has of its subtask in one batch: bound when it is made, written in the end."""
+    """The cells of an operator's subtask states in one batch: bound when they are made, written at the end."""
 
     def __init__(self, operator: object, state: OpenState, context: Context) -> None:
         self._cells: Mapping[str, TableCell] = {

@@ -28,7 +28,7 @@ KEYS_AT_ONCE = 2048
 """So many keys are read together: what is read ahead is bounded, however many keys a piece has."""
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """A row to be written for a key; `gone` when it is to be forgotten instead."""
 
     sub: Any
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """The rows to be written for some keys: so many of each, one behind the other."""
+    """The rows to be written for some keys: so many of each, one after the other."""
 
     __slots__ = ("counts", "gone", "indexes", "subs", "values")
 
@@ -49,8 +49,8 @@ class Changes:
         self.gone: list[int] = []
         """Which of the rows are to be forgotten instead."""
 
-    def add(self, index: int, changes: Iterable[Change]) -> None:
-        """Those of one key more."""
+    def add(self, index: int, changes: Iterable[RowChange]) -> None:
+        """Add the changes of one key."""
         before = len(self.subs)
         for sub, value, gone in changes:
             if gone:
@@ -60,7 +60,7 @@ class Changes:
         self.counted(index, before)
 
     def counted(self, index: int, before: int) -> None:
-        """All rows from this place on are those of a key."""
+        """Assign all rows from this place on to a key."""
         self.indexes.append(index)
         self.counts.append(len(self.subs) - before)
 
@@ -71,7 +71,7 @@ class TableCell(Cell):
     few_rows: ClassVar[int] = FEW_ROWS
     __slots__ = (
         "_ahead",
-        "_behind_ahead",
+        "_end_ahead",
         "_first_ahead",
         "_form",
         "_generation",
@@ -116,7 +116,7 @@ class TableCell(Cell):
         self._forget()
 
     def _forget(self) -> None:
-        self._first_ahead = self._behind_ahead = 0
+        self._first_ahead = self._end_ahead = 0
         self._ahead: tuple[list[Any], list[Any]] = ([], [])
         self._starts: list[int] = []
         self._many: list[bool] = []
@@ -125,8 +125,8 @@ class TableCell(Cell):
     # ── what is stored ─────────────────────────────────────────────────────────────────────────
 
     def _stored(self) -> Iterator[tuple[Any, Any]] | None:
-        """What tells apart, and the value, of every row of the current key; None if it has many."""
-        if not self._first_ahead <= self.at < self._behind_ahead:
+        """The identifying value and the value of every row of the current key; None if it has many rows."""
+        if not self._first_ahead <= self.at < self._end_ahead:
             self._read_ahead()
         place = self.at - self._first_ahead
         if self._many[place]:
@@ -135,11 +135,11 @@ class TableCell(Cell):
         return zip(subs[start:stop], values[start:stop], strict=True)
 
     def _read_ahead(self) -> None:
-        first, behind = self.at, min(self.at + KEYS_AT_ONCE, len(self._keys))
-        found = self._table.rows_of(self._keys.slice(first, behind), self.few_rows)
+        first, end = self.at, min(self.at + KEYS_AT_ONCE, len(self._keys))
+        found = self._table.rows_of(self._keys.slice(first, end), self.few_rows)
         self._ahead = self._subs_and_values(found.rows)
         self._starts, self._many = found.starts.tolist(), found.left_out.tolist()
-        self._first_ahead, self._behind_ahead = first, first + len(found)
+        self._first_ahead, self._end_ahead = first, first + len(found)
 
     def _one_key(self) -> OneKey:
         """The current key, which has many rows."""
@@ -180,7 +180,7 @@ class TableCell(Cell):
         """The keys of the piece with changes."""
 
     @abstractmethod
-    def changes(self, index: int) -> Iterable[Change]:
+    def changes(self, index: int) -> Iterable[RowChange]:
         """The rows to write for a key. It does not matter which key is the current one."""
 
     def collect(self, index: int, into: Changes) -> None:
@@ -231,7 +231,7 @@ class TableCell(Cell):
         return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
     def _own_copy(self, value: Any) -> Any:
-        """What user code may change without changing what is stored."""
+        """A copy that user code may change."""
         return deep_copy(value)
 
 

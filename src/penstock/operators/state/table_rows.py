@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.columns import one_batch
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
@@ -71,7 +72,7 @@ class RowIds:
 
     @classmethod
     def of(cls, key_index: Positions, subs: pa.RecordBatch) -> RowIds:
-        """As they are stored: every NaN is one, and -0.0 is 0.0."""
+        """The ids in stored form: all NaNs are one, and -0.0 is 0.0."""
         columns = [_one_zero_and_nan(column) for column in subs.columns]
         return cls(key_index, pa.RecordBatch.from_arrays(columns, schema=subs.schema), sub_orders(columns))
 
@@ -79,16 +80,16 @@ class RowIds:
         return len(self.key_index)
 
     def take(self, rows: Positions) -> RowIds:
-        """Those at these positions."""
+        """The rows at these positions."""
         return RowIds(self.key_index[rows], self.subs.take(pa.array(rows)), self.orders[rows])
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The rows of the keys from `first` on, up to `behind`."""
+    """The rows of the keys from `first` up to `end`."""
 
     first: int
-    behind: int
+    end: int
     rows: pa.Table
 
 
@@ -114,7 +115,7 @@ class PieceRows:
         self._cleared: Flags = np.zeros(len(keys), dtype=np.bool_)
 
     def __len__(self) -> int:
-        """How many keys there are."""
+        """The number of keys in the piece."""
         return len(self._keys)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────
@@ -142,7 +143,7 @@ class PieceRows:
         at = np.arange(len(ids))
         at[open_] = len(ids) + np.arange(len(open_))
         both = pa.Table.from_batches([changed.select(self.value.names), stored]).take(pa.array(at))
-        return _one_batch(both), found
+        return one_batch(both), found
 
     def _read(self, ids: RowIds) -> tuple[pa.RecordBatch, Flags]:
         if not len(ids):
@@ -163,7 +164,7 @@ class PieceRows:
         return self._together(flags, list(self._stored_rows(flags & ~self._cleared)))
 
     def portions(self, wanted: Flags | None = None) -> Iterator[Portion]:
-        """The same of as many keys at a time as have about `PORTION_BYTES`, until each has had its turn.
+        """The rows of as many keys at a time as have about `PORTION_BYTES`.
 
         Meanwhile rows of keys that had it may be changed. A table may have more bytes than fit into an array, where a key has so many.
         """
@@ -179,13 +180,13 @@ class PieceRows:
             waiting.append(batch)
         yield self._portion(flags, first, len(self), waiting)
 
-    def _portion(self, wanted: Flags, first: int, behind: int, stored: list[SortedBatch]) -> Portion:
+    def _portion(self, wanted: Flags, first: int, end: int, stored: list[SortedBatch]) -> Portion:
         flags = np.zeros_like(wanted)
-        flags[first:behind] = wanted[first:behind]
-        return Portion(first, behind, self._together(flags, stored))
+        flags[first:end] = wanted[first:end]
+        return Portion(first, end, self._together(flags, stored))
 
     def _together(self, flags: Flags, stored: list[SortedBatch]) -> pa.Table:
-        """What is stored of these keys with what was changed."""
+        """The stored rows of these keys together with the changes."""
         layers = [tuple(_without(_as_tombstones(batch), ~flags) for batch in layer) for layer in self._layers]
         if self._renews:
             self._renew(*stored)
@@ -213,10 +214,10 @@ class PieceRows:
             yield from self._stored_batch(key_index, rows)
 
     def _stored_batch(self, key_index: Positions, rows: pa.RecordBatch) -> Iterator[SortedBatch]:
-        first, behind = len(self._layout.identity) - len(self.sub), len(self._layout.identity)
-        subs = pa.RecordBatch.from_arrays(rows.columns[first:behind], schema=self.sub)
+        first, end = len(self._layout.identity) - len(self.sub), len(self._layout.identity)
+        subs = pa.RecordBatch.from_arrays(rows.columns[first:end], schema=self.sub)
         ids = RowIds(key_index, subs, sub_orders(subs.columns))
-        return self._batch(ids, rows.columns[behind : behind + len(self.value)])
+        return self._batch(ids, rows.columns[end : end + len(self.value)])
 
     def _batch(self, ids: RowIds, values: Sequence[pa.Array]) -> Iterator[SortedBatch]:
         if len(ids):
@@ -247,7 +248,7 @@ class PieceRows:
             self._layers = [tuple(merge_tables(self._layers, ownership=_EVERYTHING, keep_tombstones=True))]
 
     def _renew(self, *read: SortedBatch) -> None:
-        """What somebody has read counts as written, below all that was changed."""
+        """Rows that were read count as written, below all changes."""
         for batch in read:
             alive = pa.array(np.zeros(len(batch), dtype=np.bool_))
             renewed = replace(batch, values=(alive, *batch.values))
@@ -280,7 +281,7 @@ class PieceRows:
             self._table.write(rows, self._stamped(values, batch.sort_keys, rows), gone)
 
     def _stamped(self, values: pa.RecordBatch, key_index: Positions, rows: KeyBatch) -> pa.RecordBatch:
-        """What is written is touched now."""
+        """Add the stamps: all rows that are written are touched now."""
         if not self._layout.lifetimes:
             return values
         stamps = self._touches.of_rows(self._layout.lifetimes, key_index, self._table, rows)
@@ -317,7 +318,7 @@ def _last_ones(batch: SortedBatch) -> SortedBatch:
 
 
 def _as_tombstones(batch: SortedBatch) -> SortedBatch:
-    """What is gone as state files have it."""
+    """The batch with its deleted rows as tombstones, as state files have them."""
     gone, *values = batch.values
     return replace(batch, deleted=gone if gone.true_count else None, values=tuple(values))
 
@@ -348,14 +349,6 @@ def _one_zero_and_nan(column: pa.Array) -> pa.Array:
         return column
     zero, nan = (pa.scalar(number, column.type) for number in (0.0, float("nan")))
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

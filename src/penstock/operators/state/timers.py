@@ -45,7 +45,7 @@ class Timer(NamedTuple):
 
 
 class TakesTimers:
-    """What an operator may have that sees one key at a time."""
+    """The method for timers of code that sees one key at a time."""
 
     def on_timer(self, key: Any, timer: Timer, ctx: Context) -> Iterable[Any] | None:
         """Handle one timer of one key, and yield results as `process` does. An operator that has this method may set timers.
@@ -59,7 +59,7 @@ class TakesTimers:
 
 
 class TakesTimerColumns:
-    """What an operator may have that sees many keys at once."""
+    """The method for timers of code that sees many keys at once."""
 
     def on_timers(self, keys: BatchKeys, timers: BatchTimers, state: BatchState) -> Any:
         """Handle the timers of many keys that are due, and return or yield results as `process_batch` does. It may set timers then.
@@ -102,7 +102,7 @@ def is_timer_table(name: str) -> bool:
 
 
 def moment(us: int) -> datetime:
-    """As user code sees it; what Python's calendar does not reach is its first or last moment."""
+    """The moment as user code sees it; beyond Python's calendar its first or last moment."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
@@ -110,12 +110,12 @@ def moment(us: int) -> datetime:
 
 
 def watermark(us: int) -> datetime | None:
-    """The same for how far event time has come; None where nobody knows yet."""
+    """The watermark as user code sees it; None where it is not known yet."""
     return None if us <= LONG_AGO_US else moment(us)
 
 
 def microseconds(at: Any, call: str) -> int:
-    """What user code gives for a moment; `call` is what it wrote, for the refusal."""
+    """The microseconds of a moment that user code gives; `call` begins the error message."""
     if type(at) is not datetime:
         _check_moment(at, call)
     since = at - (_EPOCH_WITHOUT_ZONE if at.tzinfo is None else _EPOCH)
@@ -132,7 +132,7 @@ def _check_moment(at: Any, call: str) -> None:
 
 
 def checked_kind(by: Any, call: str) -> str:
-    """What a timer goes by, or a refusal: a name in the code, which no other row makes right."""
+    """Check what a timer goes by. A wrong name ends the run, because no other row makes it right."""
     if by in KINDS:
         return str(by)
     close = did_you_mean(by, KINDS) if isinstance(by, str) else ""
@@ -143,9 +143,9 @@ def checked_kind(by: Any, call: str) -> str:
 
 
 def no_event_time(operator: str, call: str) -> UserCodeError:
-    """About a timer that would wait for ever."""
+    """The error for a timer that would wait for ever."""
     return UserCodeError(
-        f"operator {operator}: {call} by event time, but no source in front of it has any, so that it would never fire; write "
+        f"operator {operator}: {call} by event time, but no source before it has any, so that it would never fire; write "
         "job.read(..., event_time='column'), or set it by='clock'",
         operator=operator,
         is_wrong_name=True,
@@ -153,17 +153,17 @@ def no_event_time(operator: str, call: str) -> UserCodeError:
 
 
 class NoTimers:
-    """In place of timers, for calls that can set none; `why` goes on behind the name of the call."""
+    """In place of timers, for calls that can set none; `why` follows the name of the call in the error."""
 
     def __init__(self, operator: str, why: str) -> None:
         self._operator, self._why = operator, why
 
     def set(self, at: object, by: object) -> NoReturn:
-        """Refuse it."""
+        """Refuse to do that in this call."""
         raise self._refusal("set_timer", at, by)
 
     def delete(self, at: object, by: object) -> NoReturn:
-        """Refuse it."""
+        """Refuse to do that in this call."""
         raise self._refusal("delete_timer", at, by)
 
     def _refusal(self, call: str, at: object, by: object) -> UserCodeError:

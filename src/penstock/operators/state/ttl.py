@@ -78,11 +78,11 @@ class TimeToLive:
 
     @property
     def renews(self) -> bool:
-        """Whether reading renews it."""
+        """Whether reading a value renews it."""
         return self.since == READ
 
     def lifetime(self, *columns: str, state: str = "") -> Lifetime:
-        """That of these columns, with a stamp for the state."""
+        """The lifetime of these columns, with a stamp for the state."""
         measure = _MEASURES[self.by]
         return Lifetime(columns, stamp_name(state, measure), self.ttl_us, measure)
 
@@ -92,7 +92,7 @@ TTL = str | float | timedelta | TimeToLive
 
 
 def time_to_live(ttl: TTL | None) -> TimeToLive | None:
-    """What `ttl=` means; None for a state that never expires."""
+    """Read the argument `ttl=`; None for a state that never expires."""
     return ttl if ttl is None or isinstance(ttl, TimeToLive) else TimeToLive(ttl)
 
 
@@ -104,7 +104,7 @@ def _as_timedelta(number: float) -> timedelta:
 
 
 class TouchTimes:
-    """When that counts as touched which is touched of some keys in a batch: at the time of the batch, or at their event time."""
+    """When the state of some keys counts as touched in a batch: at the time of the batch, or at their event time."""
 
     def __init__(self, now_us: int = 0, event_times: Callable[[], Stamps] | None = None) -> None:
         self._now_us = now_us
@@ -115,7 +115,7 @@ class TouchTimes:
     def _event_us(self) -> Stamps:
         if self._event_times is None:
             raise InternalError(
-                "state that lives by event time is touched where nobody knows the event time of keys"
+                "state that lives by event time is touched where the event time of keys is not known"
             )
         return self._event_times()
 
@@ -124,7 +124,7 @@ class TouchTimes:
         np.maximum.at(self._event_us, keys, at_us)
 
     def only(self, key: int, at_us: int) -> None:
-        """What is touched of a key is touched at this moment: rows that were taken for later turned out to be bad."""
+        """Set when the state of a key is touched, after later rows turned out to be bad."""
         self._event_us[key] = at_us
 
     def of(self, lifetime: Lifetime, keys: Positions) -> Stamps:
@@ -134,7 +134,7 @@ class TouchTimes:
         return np.full(len(keys), self._now_us, dtype=np.int64)
 
     def column(self, lifetime: Lifetime, keys: Positions) -> pa.Array:
-        """The same as a column."""
+        """The stamps as a column."""
         return pa.array(self.of(lifetime, keys))
 
     def of_rows(
@@ -160,7 +160,7 @@ class TouchTimes:
 def not_earlier(touched: Stamps, stored: pa.Array) -> Stamps:
     """The stamps of what is touched now: a touch by an older row does not shorten a life. Null is none.
 
-    The end of time is the stamp of what was stored before anybody knew of time: the first touch gives it one.
+    The end of time is the stamp of what was stored before the operator knew event time: the first touch gives it one.
     """
     before = stored.fill_null(LONG_AGO_US).to_numpy(zero_copy_only=False)
     return np.maximum(touched, np.where(before == FAR_AWAY_US, LONG_AGO_US, before))

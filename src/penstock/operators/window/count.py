@@ -16,6 +16,7 @@ from typing_extensions import override
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.base import Spec, Task, TaskContext
+from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Piece, PieceLimits, group_rows, null_keys, pieces_with_state
 from penstock.operators.inputs import TaskRows
@@ -32,7 +33,6 @@ from penstock.operators.window.kinds import (
     Numbers,
     WindowTask,
     arrival_numbers,
-    one_batch,
 )
 from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout

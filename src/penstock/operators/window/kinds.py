@@ -236,15 +236,6 @@ def arrival_numbers(generation: int, positions: npt.NDArray[np.int64]) -> npt.ND
     return (generation << GENERATION_SHIFT) + positions
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """The rows of a table in one batch."""
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
-
-
 LATE = LONG_AGO_US - 1
 """The pane of a row whose windows have all closed."""
 ABSURD = LONG_AGO_US - 2

@@ -31,7 +31,7 @@ from penstock.operators.calls import (
     to_table,
     yielded,
 )
-from penstock.operators.columns import rows_at, widened
+from penstock.operators.columns import one_batch, rows_at, widened
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, pieces
 from penstock.operators.inputs import TaskRows
@@ -52,7 +52,6 @@ from penstock.operators.window.kinds import (
     WindowProcess,
     WindowTask,
     arrival_numbers,
-    one_batch,
     rows_in,
     shown_bounds,
 )

@@ -20,6 +20,7 @@ from penstock.operators.aggregate.columns import Kind, state_schema
 from penstock.operators.aggregate.merge import merged_groups
 from penstock.operators.bad_records import ROW, ROWS
 from penstock.operators.base import Task, TaskContext
+from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
 from penstock.operators.inputs import TaskRows
@@ -39,7 +40,6 @@ from penstock.operators.window.kinds import (
     SessionWindows,
     in_key_order,
     joined_stretches,
-    one_batch,
     refused,
     rows_in,
 )

@@ -18,6 +18,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
+from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock, Ranges, TimeColumn, Timed, in_range
 from penstock.operators.process.user_code import Context
 from penstock.operators.row_order import Order, order_keys
@@ -32,7 +33,6 @@ from penstock.operators.window.kinds import (
     RowTimes,
     SessionWindows,
     arrival_numbers,
-    one_batch,
     rows_in,
 )
 from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSpec, WindowRows

@@ -26,7 +26,7 @@ from penstock.operators.aggregate.merge import merge, merged_groups
 from penstock.operators.aggregate.operator import shown_values
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Task, TaskContext
-from penstock.operators.columns import as_batch, widened
+from penstock.operators.columns import as_batch, one_batch, widened
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import equal_rows
 from penstock.operators.inputs import TaskRows
@@ -46,7 +46,6 @@ from penstock.operators.window.kinds import (
     WINDOW_START,
     Numbers,
     TimeWindows,
-    one_batch,
     rows_in,
     shown_bounds,
     size_of_tumbling,
