@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.lazy_imports import LateNames
 
 if TYPE_CHECKING:
+    from penstock.testing.kit import harness, run
     from penstock.testing.operator_harness import Harness
-    from penstock.testing.runs import harness, run
     from penstock.testing.sink_contract import SinkContract
 
 __all__ = ["Harness", "SinkContract", "harness", "run"]
