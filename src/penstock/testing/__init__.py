@@ -16,6 +16,6 @@ __all__ = ["Harness", "SinkContract", "harness", "run"]
 
 _LATE_NAMES = LateNames(
     __name__,
-    {"Harness": "operator_harness", "SinkContract": "sink_contract", "harness": "runs", "run": "runs"},
+    {"Harness": "operator_harness", "SinkContract": "sink_contract", "harness": "kit", "run": "kit"},
 )
 __getattr__, __dir__ = _LATE_NAMES.get, _LATE_NAMES.all
