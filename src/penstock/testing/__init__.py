@@ -1,6 +1,6 @@
-"""The shipped test kit: tests of own code without Spark (`run`, `harness`), of sinks, and real implementations that fail on plan.
+"""The test kit for users: tests of user code without Spark (`run`, `harness`), of sinks, and storages that fail as planned.
 
-Called by tests, ours and users', wherever the real thing runs: driver, executors, or a simulation.
+Used by Penstock's own tests and by those of users, on the driver, on executors, or in a simulation.
 """
 
 from typing import TYPE_CHECKING
