@@ -327,9 +327,9 @@ class JobRunner:
         if self.status not in (Status.FINISHED, Status.STOPPED):
             return
         drainable = self.status is Status.FINISHED and not self._options.drain
-        told = sentences.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
-        if told:
-            sentences.LIFE.info(told)
+        left = sentences.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
+        if left:
+            sentences.LIFE.info(left)
 
     # ── what others ask for ────────────────────────────────────────────────────────────────────
 
@@ -370,16 +370,18 @@ class JobRunner:
         self._request_server.ended(facts, self._why_not)
         self.local_requests.ended(facts, self._why_not)
 
-    def _why_not(self, wish: Request) -> BaseException | None:
+    def _why_not(self, request: Request) -> BaseException | None:
         """Why the job did not end as requested."""
-        if wish.kind is Kind.CANCEL and self._cancelled:
+        if request.kind is Kind.CANCEL and self._cancelled:
             return None
         cancelled = self.status is Status.CANCELLED
         failed = (
-            self.actions.why_the_stop_failed(wish, cancelled=cancelled) if wish.kind is Kind.STOP else None
+            self.actions.why_the_stop_failed(request, cancelled=cancelled)
+            if request.kind is Kind.STOP
+            else None
         )
         made = self.actions.how_to_stop.made
-        if self.failure is None or (wish.savepoint and made is not None):
+        if self.failure is None or (request.savepoint and made is not None):
             return failed
         return self.failure
 

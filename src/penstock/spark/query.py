@@ -139,8 +139,7 @@ class QueryRun:
         if query is None or self._closed:
             return False
         status = query.status
-        looked = str(status["message"]).startswith(WAITING) and not status["isDataAvailable"]
-        return looked and not status["isTriggerActive"]
+        return waits(status) and not status["isDataAvailable"]
 
     def has_nothing_left(self) -> bool:
         """Whether it rests, and everything before is committed."""
@@ -402,17 +401,17 @@ class QueryRun:
             self._ended_s = SYSTEM_CLOCK.monotonic()
 
     def _wait_for_commits(self) -> None:
-        told = False
+        warned = False
         while (waiting := self._run.waiting_commits) >= run.MOST_WAITING_COMMITS:
             if self._closed or self._failure is not None or self._stopping.is_set():
                 self._closed = True  # Spark considers this batch done: none may follow it
                 return
-            if not told:
+            if not warned:
                 _log.warning(
                     "%s for their commit, the most is %d: the next batch begins when the sinks have caught up",
                     *(counted(waiting, "transaction waits", "transactions wait"), run.MOST_WAITING_COMMITS),
                 )
-                told = True
+                warned = True
             self._stopping.wait(POLL_S)
 
     def _perform(self, frame: DataFrame, assignment: Assignment, newest: NewestTimes) -> list[Answer]:
