@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Protocol
 
+from typing_extensions import override
+
 
 class Clock(Protocol):
     """Time for decisions (`monotonic`), for people (`wall`), and ways to let it pass (`sleep`, `wait`)."""
@@ -15,7 +17,7 @@ class Clock(Protocol):
         ...
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
+        """The time of day, in seconds since the epoch."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -27,23 +29,23 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
-    """The machine's clock."""
+class SystemClock(Clock):
+    """Reads the clock of this machine."""
 
+    @override
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
         return time.monotonic()
 
+    @override
     def wall(self) -> float:
-        """See `Clock.wall`."""
         return time.time()
 
+    @override
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
         time.sleep(seconds)
 
+    @override
     def wait(self, until: threading.Event, seconds: float) -> bool:
-        """See `Clock.wait`."""
         return until.wait(seconds)
 
 
@@ -59,7 +61,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Until now."""
+        """The seconds since the start, as of now."""
         return self._clock.monotonic() - self._started
 
     @property

@@ -1,4 +1,4 @@
-"""Settings: what they mean, what is allowed, and a refusal that names both. Driver, before Spark starts."""
+"""Settings: their meaning, the allowed values, and errors that name both. Driver, before Spark starts."""
 
 from __future__ import annotations
 

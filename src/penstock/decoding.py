@@ -1,4 +1,4 @@
-"""Reading JSON that others may have written, or that a bad disk has changed: with one kind of error. Everywhere."""
+"""Decodes JSON that others may have written, or that a bad disk has changed, with one kind of error. Everywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN_DIGITS = 30
 def decoded(decoder: msgspec.json.Decoder[_T], data: bytes | msgspec.Raw) -> _T:
     """What the bytes say. Raises `msgspec.DecodeError` for all that is not of that kind.
 
-    msgspec itself raises other errors for bytes that are no UTF-8, and for what is nested too deeply.
+    msgspec itself raises other errors for bytes that are not UTF-8, and for nesting that is too deep.
     """
     try:
         return decoder.decode(data)
@@ -27,7 +27,7 @@ def decoded(decoder: msgspec.json.Decoder[_T], data: bytes | msgspec.Raw) -> _T:
 
 
 def sanely_decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
-    """The same for what is measured and shown: a number that nobody can have measured is an error, too.
+    """The same for measurements: a number that cannot have been measured is an error, too.
 
     With such a number sums and times overflow, far from here, and for all jobs that are shown together.
     """
@@ -37,7 +37,7 @@ def sanely_decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
 
 
 def refuse_absurd(value: object) -> None:
-    """Raise `msgspec.DecodeError` for such a number, anywhere in what is made of lists and dictionaries."""
+    """Raise `msgspec.DecodeError` for such a number, anywhere in nested lists and dictionaries."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -85,7 +85,7 @@ class BadRecordError(PenstockError):
 
     @property
     def row(self) -> object:
-        """The record."""
+        """The record that could not be processed."""
         return self.facts.get("row")
 
 
@@ -110,7 +110,7 @@ class InternalError(PenstockError):
 
 
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
-"""What is wrong in the job or in its data."""
+"""Mistakes in the job or in its data."""
 
 
 FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """What is known about the time of the rows of a source: durations in microseconds."""
+    """The event-time settings of a source: durations in microseconds."""
 
     column: str
     out_of_order_us: int
@@ -309,7 +309,7 @@ class Graph:
     outputs: list[Output] = field(default_factory=list)
     _places: dict[str, Place] = field(default_factory=dict)
     on_bad_record: OnBadRecord = OnBadRecord.FAIL
-    """What holds where nothing else is said."""
+    """The default policy."""
     _said: dict[str, OnBadRecord] = field(default_factory=dict)
     _bad_records: dict[str, BadRecords] = field(default_factory=dict)
 
@@ -336,7 +336,7 @@ class Graph:
         return self._said.get(node.uid, usual)
 
     def check_bad_records(self) -> None:
-        """Refuse dead letters that go nowhere: rows would be lost, although somebody asked to keep them."""
+        """Refuse dead letters that go nowhere: rows would be lost, although they were to be kept."""
         written = {id(node) for output in self.outputs for node in _nodes_before(output.upstream)}
         for uid, letters in self._bad_records.items():
             if id(letters) not in written:
@@ -353,7 +353,7 @@ class Graph:
         return tuple(sorted({side.name for side in sides if side.of is node}))
 
     def gives_late_rows(self, node: Operator, of: str = LEFT) -> bool:
-        """Whether somebody reads the rows that come too late for an operator, out of one of its inputs."""
+        """Whether the late rows of one input of an operator are read."""
         ends = (node for part in self.consumers() for node in part.inputs)
         late = (one for end in ends for one in _nodes_before(end) if isinstance(one, Late))
         return any(one.of is node and one.input == of for one in late)
@@ -382,7 +382,7 @@ class Graph:
 
     @contextmanager
     def saying_where(self, uid: str) -> Iterator[None]:
-        """The same for what is raised inside."""
+        """The same for errors that are raised inside."""
         try:
             yield
         except PenstockError as error:
@@ -415,7 +415,7 @@ class Graph:
         )
 
     def upstream_operators(self) -> dict[str, tuple[str, ...]]:
-        """The uids of the operators in front of each operator, near and far; those in front come first in it."""
+        """For each operator the uids of all operators upstream of it, in topological order."""
         return {
             operator.uid: tuple(uid for node in operator.inputs for uid in _operators_before(node))
             for operator in self.operators

@@ -80,7 +80,7 @@ _MODE_REASONS = {
 
 
 def _neither(repeating: Sequence[SinkFacts]) -> Guarantee:
-    """At most once holds for what is read, but a sink that is called again for the same rows writes them again."""
+    """At most once holds for rows that are read, but a sink that is called again for the same rows writes them again."""
     named = ", ".join(f"{sink.uid!r} ({sink.kind})" for sink in repeating)
     return Guarantee(
         None,

@@ -43,7 +43,7 @@ class Job:
 
     `storage` is a path or URI below which the job gets a folder of its own, or a `Storage` whose root is the job's.
     `on_bad_record`: what becomes of a row that an operator or sink cannot take, "fail" or "skip"; each may say otherwise.
-    `show_rows`: False keeps values of rows out of what is told of failures: errors, the job's journal, its pages and its log.
+    `show_rows`: False keeps values of rows out of messages about failures: errors, the job's journal, its pages and its log.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Job:
         savepoint becomes the job's own, and its folder is deleted.
         `ui`: serve the job's pages at this address of the machine, such as "127.0.0.1:8090"; True: at the first free port from 8090 on; a
         `Ui` has the address together with its options.
-        Whoever opens it needs the token (`ui_token`, or PENSTOCK_UI_TOKEN); by default, and only where other machines do not reach it, one
-        is made, which the log tells with the address. `ui_read_only`: nobody acts there.
-        `listeners`: objects that are told what happens to the job, see `Listener`.
+        Opening it needs the token (`ui_token`, or PENSTOCK_UI_TOKEN); by default, and only where other machines do not reach it, one
+        is made, which the log shows with the address. `ui_read_only`: the pages offer no actions.
+        `listeners`: objects that receive the events of the job, see `Listener`.
         """
         refuse_while_loading("start()")
         from penstock.spark.job_handle import JobHandle
@@ -189,10 +189,11 @@ class Job:
         try:
             begin = _opened_savepoint(self.storage, savepoint, restore, claim=claim)
             page = _ui_options(ui, ui_token, read_only=ui_read_only)
-            told = Listeners(listeners)
             return JobHandle.start(
                 self,
-                StartOptions(available_now, restore, takeover, drain, begin, changes, page, told),
+                StartOptions(
+                    available_now, restore, takeover, drain, begin, changes, page, Listeners(listeners)
+                ),
             )
         except PenstockError as error:
             failure = shown_alone(error)

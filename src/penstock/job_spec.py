@@ -1,4 +1,4 @@
-"""A job as the engine sees it: what it is called, where it keeps things, which operators and sinks it has. Driver."""
+"""A job as the engine sees it: its name, its storage, its operators and sinks. Driver."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class JobSpec:
     layouts: Mapping[str, StateLayout]
     """The operators, and the columns of their state."""
     upstream: Mapping[str, Sequence[str]]
-    """The operators in front of each operator, near and far. Those in front come first in it."""
+    """For each operator all operators upstream of it, in topological order."""
     sinks: Mapping[str, TwoPhaseCommitSink]
     streams: Mapping[str, int]
     """How many streaming sources Spark sees in each source of the job, in order."""
@@ -67,7 +67,7 @@ class JobSpec:
     replayable: Sequence[bool] = ()
     """At most once: for each streaming source whether it can replay."""
     shows_rows: bool = True
-    """Whether what is told of a failure may have values of rows in it."""
+    """Whether messages about failures may contain values of rows."""
 
     @property
     def source_numbers(self) -> Mapping[str, Sequence[int]]:
@@ -76,10 +76,10 @@ class JobSpec:
 
     @property
     def uids(self) -> Uids:
-        """What has a uid."""
+        """The uids of sources, operators and sinks."""
         return Uids(tuple(self.streams), tuple(self.layouts), tuple(self.sinks))
 
     @property
     def mode(self) -> Mode:
-        """What is promised."""
+        """The delivery guarantee of the job."""
         return self.checkpoint.delivery_mode

@@ -30,7 +30,7 @@ _Code = TypeVar("_Code", bound=OwnCode)
 
 
 class _WithOwnCode(Generic[_Code]):
-    """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
+    """A stream that can be followed by own code: one with a key, or one connected with a broadcast stream."""
 
     def __init__(
         self, graph: Graph, node: Node, keys: tuple[str, ...], broadcast: Broadcast | None = None
@@ -55,7 +55,7 @@ class _WithOwnCode(Generic[_Code]):
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
         `on_bad_record`: "fail", or "skip" rows without a key, rows that `process` rejects, and those for which it raises. What a
         `Process` or `BatchProcess` raises ends the run.
-        Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
+        After `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
         """
         node = ProcessOperator.checked(
             uid,
@@ -188,7 +188,7 @@ class ConnectedKeyedStreams:
         """Run own Python code with one state for both streams: a `KeyedCoProcess`, key by key.
 
         In every batch the left rows of a key come first, then its right rows, then its timers. `order_by` and `right_order_by` put the
-        rows of a key in order within a batch, for each stream. All else is as in `process` behind `key_by`.
+        rows of a key in order within a batch, for each stream. All else is as in `process` after `key_by`.
         """
         left, right = self._left, self._right
         orders = parse_orders(right_order_by, "right_order_by")
@@ -221,7 +221,7 @@ class WindowedStream:
         on_bad_record: OnBadRecord | str | None = None,
         **named: Column,
     ) -> Stream:
-        """SQL aggregates of each window, as in `aggregate` behind `key_by`: the key columns, `window_start`, `window_end`, the aggregates.
+        """SQL aggregates of each window, as in `aggregate` after `key_by`: the key columns, `window_start`, `window_end`, the aggregates.
 
         A result comes when the watermark has passed the end of the window. Rows that are too late are counted, and in `late()`.
         """
@@ -243,7 +243,7 @@ class WindowedStream:
     ) -> Stream:
         """Own Python code over all rows of each window: a `WindowProcess`.
 
-        `schema`: the columns of its results, as in `process` behind `key_by`. `order_by` puts the rows of a window in order.
+        `schema`: the columns of its results, as in `process` after `key_by`. `order_by` puts the rows of a window in order.
         `on_bad_record`: "fail" or "skip" rows whose key is null. What `process` raises ends the run.
         Rows are kept until their window closes. Where an aggregate will do, it needs a fraction of that.
         """

@@ -74,7 +74,7 @@ def about(
 ) -> dict[str, Any]:
     """What a message is about, for `extra=`. The uid of a sink or a source counts as an operator's.
 
-    A subtask or an error that is among the values of the message need not be said: it is found there.
+    A subtask or an error among the values of the message need not be given: it is found there.
     """
     named = None if error is None else type(error).__name__
     number = checkpoint if checkpoint is not None and checkpoint >= 0 else None
@@ -92,7 +92,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object) -> str | int:
-    """Somebody's own `extra=` may hold anything under these names, also what cannot be written."""
+    """A user's own `extra=` may hold any value under these names, even one that cannot be encoded."""
     if isinstance(value, str | int):
         return value
     try:
@@ -121,7 +121,7 @@ class LogFields(logging.Filter):
     """Puts the fields on every record, for a handler with a format of its own: `%(job)s %(run)s %(message)s`. '' where one is not known."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets all through."""
+        """Pass every record on, with the fields added."""
         found = fields_of(record)
         for name in FIELDS:
             setattr(record, name, found.get(name, ""))
@@ -160,7 +160,7 @@ class JsonLines(logging.Formatter):
 
 
 class _Asked:
-    """Whether this process was told to write JSON, other than by its environment."""
+    """Whether JSON was requested by a call, and not by the environment."""
 
     json = False
 

@@ -43,7 +43,7 @@ AT = "  at: "
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A line of somebody's program."""
+    """A line of the user's program."""
 
     file: str
     line: int
@@ -57,7 +57,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def short(self) -> str:
-        """Without its folder."""
+        """The file name without its folder, and the line."""
         return f"{Path(self.file).name}:{self.line}"
 
     @property
@@ -97,7 +97,7 @@ def place_of_frame(frame: FrameType, line: int) -> Place:
 
 
 def place_of_function(function: Callable[..., object]) -> Place | None:
-    """Where a function or method begins; None of what is not written in Python."""
+    """Where a function or method begins; None if it is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return None

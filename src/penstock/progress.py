@@ -18,6 +18,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO, TypeVar
 
+from typing_extensions import override
+
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.wording import counted, duration
 
@@ -34,13 +36,13 @@ _SURE_S = 1.0
 
 @dataclass
 class Work:
-    """One piece of work."""
+    """One piece of long work, and its progress."""
 
     what: str
     """In the form `making the savepoint`."""
     job: str = ""
     unit: str = ""
-    """What is counted, one of it: `file`."""
+    """The counted unit, in the singular: `file`."""
     done: int = 0
     total: int = 0
     """0: nobody knows."""
@@ -49,7 +51,7 @@ class Work:
     failed: bool = False
 
     def reached(self, done: int, total: int) -> None:
-        """See `Reached`."""
+        """Set the progress; called by the work itself."""
         self.done, self.total = done, total
 
     def left_s(self, now_s: float) -> float | None:
@@ -67,7 +69,7 @@ class Work:
         return f"{self.what}: {self.done:,} of {counted(self.total, self.unit)}{left}"
 
     def bar(self, now_s: float, columns: int) -> str:
-        """The same behind a bar, in at most so many columns."""
+        """The same after a bar, in at most so many columns."""
         full = round(BAR_COLUMNS * min(1.0, self.done / self.total)) if self.total else 0
         line = f"{FULL * full}{EMPTY * (BAR_COLUMNS - full)} {self.sentence(now_s)}"
         return line[: max(0, columns)]
@@ -110,7 +112,7 @@ def _current() -> Work | None:
 
 
 def reached_here() -> Reached:
-    """For whoever does a part of some work that it does not know: tells how far the work of this thread is, if there is any."""
+    """Report progress to the open work of this thread, if there is any; for code that does not know which work it is part of."""
     work = _current()
     return (lambda _done, _total: None) if work is None else work.reached
 
@@ -125,7 +127,7 @@ def each(items: Iterable[_T], what: str, unit: str) -> Iterator[_T]:
 
 
 def open_works(job: str | None = None) -> list[Work]:
-    """What is under way, the newest last; of one job, or of all."""
+    """The work in progress, newest last: that of one job, or all."""
     with _LOCK:
         return [work for work in _OPEN if job is None or work.job in ("", job)]
 
@@ -156,7 +158,7 @@ def counted_by(read: Callable[[], int], total: int) -> Iterator[None]:
 
 
 PATIENCE_S = 2.0
-"""What is done sooner is not worth a word."""
+"""Shorter work is not shown."""
 USUAL_COLUMNS = 80
 
 
@@ -169,15 +171,15 @@ class Line(Protocol):
         ...
 
     def draw(self, text: str) -> None:
-        """Show this instead of what is shown."""
+        """Replace the line with this text."""
         ...
 
     def erase(self) -> None:
-        """Leave the place empty."""
+        """Remove the line from the terminal."""
         ...
 
 
-class StderrLine:
+class StderrLine(Line):
     """The line on which the cursor stands."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -192,15 +194,15 @@ class StderrLine:
         except (OSError, ValueError):
             return USUAL_COLUMNS - 1
 
+    @override
     def draw(self, text: str) -> None:
-        """See `Line.draw`."""
         if text != self._shown:
             self._stream.write(f"\r{text}\x1b[K")
             self._stream.flush()
             self._shown = text
 
+    @override
     def erase(self) -> None:
-        """See `Line.erase`."""
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -208,14 +210,14 @@ class StderrLine:
 
 
 class Display:
-    """Looks at what is under way, and shows it on a line, or says it. One thread."""
+    """Polls the work in progress, and draws it on a line or prints messages. One thread."""
 
     def __init__(self, line: Line | None, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> None:
         self._line = line
         self._say = say
         self._clock = clock
         self._told: list[Work] = []
-        """What was shown, or said to have begun, at the last look."""
+        """The work shown, or announced, at the last poll."""
 
     def look(self) -> None:
         """To be called now and then."""
@@ -233,7 +235,7 @@ class Display:
         self._told = long
 
     def close(self) -> None:
-        """Leave nothing on the line; what has ended meanwhile is said."""
+        """Erase the line, and report work that has ended meanwhile."""
         self.look()
         if self._line is not None and self._told:
             self._line.erase()
@@ -248,7 +250,7 @@ class Display:
 
 @contextmanager
 def displayed(display: Display) -> Iterator[None]:
-    """While this lasts, somebody looks."""
+    """Show progress while the context lasts."""
     over = threading.Event()
 
     def look() -> None:

@@ -14,14 +14,14 @@ from penstock.places import AT, calling_place
 
 
 class _Asked:
-    """Where the start was asked for. One for the process: a restart says the same, in another thread."""
+    """Where the start was requested. One for the process: a restart in another thread names options in the same way."""
 
     on_the_command_line = False
 
 
 @contextmanager
 def asked_on_the_command_line() -> Iterator[None]:
-    """Inside, options are named as one types them."""
+    """Inside the context, options are named as on the command line."""
     before, _Asked.on_the_command_line = _Asked.on_the_command_line, True
     try:
         yield
@@ -30,60 +30,60 @@ def asked_on_the_command_line() -> Iterator[None]:
 
 
 def takeover() -> str:
-    """What fences off a run that seems to be alive."""
+    """The option that fences off a run that seems to be alive."""
     return "--takeover" if _Asked.on_the_command_line else "takeover=True"
 
 
 def restore(checkpoint: int) -> str:
-    """What goes on from this checkpoint."""
+    """The option that resumes from this checkpoint."""
     return f"--restore {checkpoint}" if _Asked.on_the_command_line else f"restore={checkpoint}"
 
 
 def savepoint(folder: str) -> str:
-    """What begins with a savepoint."""
+    """The option that starts from a savepoint."""
     return f"--savepoint {folder}" if _Asked.on_the_command_line else f"savepoint={folder!r}"
 
 
 def claim() -> str:
-    """What makes a savepoint the job's own."""
+    """The option that makes a savepoint the job's own."""
     return "--claim" if _Asked.on_the_command_line else "claim=True"
 
 
 def drop_state(*uids: str) -> str:
-    """What allows that the state of these operators is lost; without any, the name of the option."""
+    """The option that allows the loss of the state of these operators; without any, its name."""
     if _Asked.on_the_command_line:
         return " ".join(f"--drop-state {uid}" for uid in uids) or "--drop-state"
     return f"drop_state={uids!r}" if uids else "drop_state"
 
 
 def drop_sources(*uids: str) -> str:
-    """What allows that the positions of these sources are lost; without any, the name of the option."""
+    """The option that allows the loss of the positions of these sources; without any, its name."""
     if _Asked.on_the_command_line:
         return " ".join(f"--drop-source {uid}" for uid in uids) or "--drop-source"
     return f"drop_sources={uids!r}" if uids else "drop_sources"
 
 
 def rename(old: str = "", new: str = "") -> str:
-    """What says that a uid has become another; without any, the name of the option."""
+    """The option that renames a uid; without any, its name."""
     if _Asked.on_the_command_line:
         return f"--rename {old}={new}" if old else "--rename"
     return f"rename={{{old!r}: {new!r}}}" if old else "rename"
 
 
 def positions(uid: str = "", value: object = "") -> str:
-    """What sets where a source goes on; without one, the name of the option."""
+    """The option that sets the position of a source; without one, its name."""
     if _Asked.on_the_command_line:
         return f"--position {uid}={value}" if uid else "--position"
     return f"positions={{{uid!r}: {value!r}}}" if uid else "positions"
 
 
 def available_now() -> str:
-    """What ends the job when the input known now is done."""
+    """The option that ends the job when the input known now is done."""
     return "--available-now" if _Asked.on_the_command_line else "available_now=True"
 
 
 def drain() -> str:
-    """What brings event time to its end with the input."""
+    """The option that advances event time to its end with the input."""
     return "--drain" if _Asked.on_the_command_line else "drain=True"
 
 
@@ -101,7 +101,7 @@ class _Loading:
 
 @contextmanager
 def loading(file: Path) -> Iterator[None]:
-    """Every start of a job is refused inside."""
+    """Refuse every start of a job inside the context."""
     before, _Loading.file = _Loading.file, file
     try:
         yield
@@ -110,7 +110,7 @@ def loading(file: Path) -> Iterator[None]:
 
 
 def refuse_while_loading(call: str) -> None:
-    """Called by whatever starts a job, before anything else; `call` is what the user wrote."""
+    """Called first by everything that starts a job; `call` is the call in the user's file."""
     file, place = _Loading.file, calling_place()
     if file is None:
         return

@@ -97,7 +97,7 @@ class Stream:
     def aggregate(self, *columns: Column, uid: str, ttl: TTL | None = None, **named: Column) -> Stream:
         """Keep SQL aggregates of all rows so far, without a key: `clicks.aggregate(n=F.count("*"), uid="total")`.
 
-        It is `aggregate` behind `key_by`, with one key for all. Spark reduces the rows of a batch in all its tasks before one subtask
+        It is `aggregate` after `key_by`, with one key for all. Spark reduces the rows of a batch in all its tasks before one subtask
         merges them into the state; a `count_distinct` sends each distinct value there.
         """
         from penstock.keyed_streams import KeyedStream
@@ -115,7 +115,7 @@ class Stream:
     ) -> WindowedStream:
         """Cut all rows into windows, without a key: `clicks.window(tumbling("1min")).aggregate(n=F.count("*"), uid="per-minute")`.
 
-        All is as in `window` behind `key_by`, but it takes no `count_window` and no own code: all rows would go to one subtask. Of
+        All is as in `window` after `key_by`, but it takes no `count_window` and no own code: all rows would go to one subtask. Of
         aggregates Spark reduces the rows of a batch in all its tasks before.
         """
         from penstock.keyed_streams import KeyedStream
@@ -128,7 +128,7 @@ class Stream:
     ) -> Stream:
         """Run own Python code without a key: a `Process`, which sees the rows of a subtask and has lists of its own.
 
-        Rows of one partition of the input go to one subtask, and keep their order. `schema` and `order_by` are as in `process` behind
+        Rows of one partition of the input go to one subtask, and keep their order. `schema` and `order_by` are as in `process` after
         `key_by`. What `process` raises ends the run.
         """
         node = ProcessOperator.checked(uid, self._node, (), operator, schema=schema, order_by=order_by)
@@ -196,7 +196,7 @@ class Stream:
         """Let the first row of each value pass, and drop those that come near to it: `orders.dedupe(on="id", within="1h", uid="once")`.
 
         Rows are taken in the order in which they come. A row passes if no row with the same value has passed whose event time is less
-        than `within` away from its own, before it or behind it. So of two rows the one that comes first passes, also when it is the newer
+        than `within` away from its own, before it or after it. So of two rows the one that comes first passes, also when it is the newer
         one; and without late rows it does not matter how rows are cut into batches.
         Rows before the watermark are in `late()`. `event_time`: the column with the time, if it is not that of the source.
         `on_bad_record`: "fail" or "skip" rows without a value in `on`.
@@ -226,7 +226,7 @@ class Stream:
         `how`: "inner", "left", "right" or "full"; rows without a partner come out when the watermark says that none can come any more.
         Null equals nothing: rows without a key match no other, and are dropped where only pairs come out.
         Rows before the watermark are in `late("left")` and `late("right")`. `event_time`: the column with the time, or a pair of them.
-        `at`: add a column of this name with the time of the result, for operators behind: of a pair the later of both times, of a row alone
+        `at`: add a column of this name with the time of the result, for later operators: of a pair the later of both times, of a row alone
         when it was known that it has no partner.
         The classic mistake: `within` the wrong way round. The bounds say where the right row lies, seen from the left one.
         """
@@ -264,7 +264,7 @@ class Stream:
         The latest is the one that came last, as far as it is known when the row is processed: in a batch all rows of `other` count first.
         `order_by`: columns of `other` that say which of its rows in a batch is the last one.
         `on`: as in `join`. `how`: "left", or "inner" to drop rows of whose key nothing is known. `ttl`: what is known of a key is forgotten
-        so long after it was told, by the clock.
+        so long after it was received, by the clock.
         A change in `other` gives nothing by itself: it counts for the rows that come later.
         The classic mistake: to expect the row that was valid at the time of the left one. This looks at what has arrived, not at times.
         """
@@ -371,6 +371,6 @@ def check_same_job(what: str, graph: Graph, other: Graph) -> None:
 
 
 def say_policy(graph: Graph, uid: str, on_bad_record: OnBadRecord | str | None) -> None:
-    """Note what the user has said about the bad rows of one operator or sink, if anything."""
+    """Record the user's policy for bad rows of one operator or sink, if there is one."""
     if on_bad_record is not None:
         graph.set_on_bad_record(uid, checked_policy(on_bad_record))

@@ -66,7 +66,7 @@ def test_whole_or_none(tmp_path: Path) -> None:
                 with pytest.raises(ConfigError, match="is no savepoint"):
                     read_manifest(folder)
                 if folder.size(MAKING) is not None:
-                    with pytest.raises(ConfigError, match="unfinished savepoint of somebody else"):
+                    with pytest.raises(ConfigError, match="unfinished savepoint of another request"):
                         claim_folder(folder, "t2")
                 make(folder)
             assert read_manifest(folder) == MADE

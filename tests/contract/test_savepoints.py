@@ -291,7 +291,7 @@ def test_half_a_savepoint_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -
             create_savepoint(site.storage, completed, folder, token="t1")
     with pytest.raises(ConfigError, match=r"no savepoint.*was never finished"):
         read_manifest(folder)
-    with pytest.raises(ConfigError, match="unfinished savepoint of somebody else"):
+    with pytest.raises(ConfigError, match="unfinished savepoint of another request"):
         create_savepoint(site.storage, completed, folder, token="t2")
     create_savepoint(site.storage, completed, folder, token="t1")
     assert read_manifest(folder).operators["cards"].rows(VALUES) == 3

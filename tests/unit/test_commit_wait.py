@@ -63,8 +63,8 @@ def test_a_sink_that_is_down_for_five_minutes(story: Story) -> None:
     )
     assert "5 transactions wait to be committed, for 4 min 1 s" in lines[4]
     assert lines[5] == (
-        "sink to-kafka: the commit has come through after 5 min and 301 tries, 2 transactions are committed; "
-        "3 others wait behind"
+        "sink to-kafka: the commit succeeded after 5 min and 301 tries, 2 transactions are committed; "
+        "3 others wait after it"
     )
 
 
@@ -84,7 +84,7 @@ def test_the_next_trouble_is_a_new_one(story: Story) -> None:
         story.wait.begun(1)
         story.hear(story.wait.failed(DOWN))
         story.hear(story.wait.done(1))
-    assert [line.split(":")[1][:14] for _, line in story.said] == [" commit failed", " the commit ha"] * 2
+    assert [line.split(":")[1][:14] for _, line in story.said] == [" commit failed", " the commit su"] * 2
 
 
 def test_an_error_is_one_line() -> None:

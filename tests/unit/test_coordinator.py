@@ -199,7 +199,7 @@ def test_what_is_said_of_a_sink_that_is_down(tmp_path: Path, caplog: pytest.LogC
     assert [line.partition(",")[0] for line in lines] == [
         "sink out: commit failed",
         "sink out: 1 transaction waits to be committed",
-        "sink out: the commit has come through after 2 min 21 s and 13 tries",
+        "sink out: the commit succeeded after 2 min 21 s and 13 tries",
     ]
     assert not any(record.exc_info or "\n" in record.getMessage() for record in caplog.records)
 
@@ -354,7 +354,7 @@ def test_a_sink_that_cannot_be_listed_is_swept_later(
     scene.sink.abort = once  # type: ignore[method-assign]
     scene.batch(0)
     assert (
-        f"sink {UID} does not answer, so transactions that nobody commits are aborted after the next checkpoint"
+        f"sink {UID} does not answer, so transactions that will not be committed are aborted after the next checkpoint"
         in caplog.text
     )
     assert staged(scene.external) == [(1, 0, 1)]
@@ -511,7 +511,7 @@ def test_holds_that_can_never_be_seen_are_told_once(tmp_path: Path, caplog: pyte
     assert scene.checkpoints == [0, 1, 2, 3]
     warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warned) == 1
-    assert "checkpoints are not deleted, for it cannot be seen whether somebody reads them" in warned[0]
+    assert "checkpoints are not deleted, because the holds of readers cannot be read" in warned[0]
     scene.batch(4)
     assert scene.checkpoints == [4]
 

@@ -102,13 +102,13 @@ def create(
     *,
     token: str,
     committed: bool,
-    told: ReportProgress,
+    report: ReportProgress,
     given_up: Callable[[], bool],
 ) -> Manifest:
     """Without reading any state."""
     assert committed
     assert not given_up()
-    del job_storage, told
+    del job_storage, report
     attempt = claim_folder(to, token)
     made = Manifest(
         id=token, checkpoint=made_of.checkpoint, mode="exactly-once", parallelism=1, max_parallelism=1
@@ -502,7 +502,7 @@ def wants_to_stop_into(folder: Path) -> Request:
     [
         ("notes.txt", "holds other files, such as notes.txt"),
         (MANIFEST, "holds a savepoint"),
-        ("making.json", "holds an unfinished savepoint of somebody else"),
+        ("making.json", "holds an unfinished savepoint of another request"),
     ],
 )
 def test_a_stop_into_a_folder_that_is_taken_stops_nothing(tmp_path: Path, file: str, said: str) -> None:

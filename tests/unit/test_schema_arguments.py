@@ -78,7 +78,7 @@ def test_a_log_is_described_by_the_same_schemas(tmp_path: Path) -> None:
         ([], r"schema=\[\] has no columns"),
         (T.StructType(), r"schema=StructType\(\[\]\) has no columns"),
         ("", r"schema='' has no columns"),
-        (["a string, b long"], r"schema has 'a string, b long' as one of its columns, which are several"),
+        (["a string, b long"], r"schema has 'a string, b long' as one of its columns, but it names several"),
         ([("a",)], r"schema has \('a',\) as one of its columns: it takes"),
         ([("", "long")], r"schema has \('', 'long'\)"),
         ([("a", T.LongType)], r"LongType is a class: write LongType\(\)"),

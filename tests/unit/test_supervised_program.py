@@ -30,10 +30,10 @@ from penstock.supervise.channel import (
     ProgramReport,
     SignalRequest,
     line,
-    read_said,
+    read_reports,
     socket_name,
 )
-from penstock.supervise.decisions import SAME_WISH_S, Supervision
+from penstock.supervise.decisions import SAME_REQUEST_S, Supervision
 from penstock.supervise.family import GRACE_S, Remains
 from penstock.supervise.keeper import Keeper, Program
 from services.patience import PATIENCE_S, tries
@@ -223,10 +223,10 @@ def test_a_program_that_is_deaf_to_signals_is_killed_after_the_second(tmp_path) 
     with subprocess.Popen(kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        for _ in tries(SAME_WISH_S):
+        for _ in tries(SAME_REQUEST_S):
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(SAME_WISH_S)
+                process.wait(SAME_REQUEST_S)
                 break
         assert process.stderr is not None
         said = process.stderr.read()
@@ -262,9 +262,9 @@ def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
         heard, kept = Program(1, ours), kept_alive(["true"])
         kept._heard(ProgramReport(job="a", storage=str(tmp_path)), heard)
         kept._heard(ProgramReport(failed="CorruptStateError", exit_code=3), heard)
-        assert heard.told == 3
+        assert heard.reported == 3
         kept._heard(ProgramReport(job="b", storage=str(tmp_path)), heard)
-        assert heard.told == 0
+        assert heard.reported == 0
 
 
 # ── the program's end ──────────────────────────────────────────────────────────────────────────
@@ -305,7 +305,7 @@ def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     lines, heard = Lines(), list[ProgramReport]()
     while len(heard) < 2:
-        heard += read_said(lines.add(connection.recv(1000)))
+        heard += read_reports(lines.add(connection.recv(1000)))
     assert heard == [ProgramReport(signal=signal.SIGUSR1), ProgramReport(job="j")]
 
 

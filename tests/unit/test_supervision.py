@@ -18,11 +18,11 @@ from penstock.status.journal import read_segment, segments
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import journal
-from penstock.supervise.channel import LONGEST_LINE, Lines, ProgramReport, line, read_said
+from penstock.supervise.channel import LONGEST_LINE, Lines, ProgramReport, line, read_reports
 from penstock.supervise.decisions import (
     BY_DEFAULT,
     DEAF_S,
-    SAME_WISH_S,
+    SAME_REQUEST_S,
     End,
     Supervision,
     strategy_of,
@@ -98,8 +98,8 @@ def test_every_failure_has_its_exit_code(error: Exception, code: int) -> None:
 
 def test_what_a_program_told_counts_more_than_its_exit_code() -> None:
     """A program of the user's ends with 1 after an error that is final, and is not started again; one that dies otherwise is."""
-    assert not supervision().ended(End(1, told=3), 0.0).restarts
-    assert supervision().ended(End(-signal.SIGKILL, told=3), 0.0).restarts
+    assert not supervision().ended(End(1, reported=3), 0.0).restarts
+    assert supervision().ended(End(-signal.SIGKILL, reported=3), 0.0).restarts
 
 
 def test_who_meets_what_its_predecessor_left_is_tried_again() -> None:
@@ -114,7 +114,7 @@ def test_a_command_that_was_right_once_is_tried_again() -> None:
     """Its file may be away for a moment. A refusal that the job itself has told of is one, at any attempt."""
     kept = supervision()
     assert kept.ended(End(2), 0.0, again=True).restarts
-    assert not kept.ended(End(2, told=2), 0.0, again=True).restarts
+    assert not kept.ended(End(2, reported=2), 0.0, again=True).restarts
     assert not kept.ended(End(3), 0.0, again=True).restarts
 
 
@@ -141,9 +141,9 @@ def test_a_wish_that_comes_twice_at_once_is_one() -> None:
     """Within a second the signals that reach supervisor and program, of whatever kind, are one wish; a later one is the second."""
     kept = supervision()
     assert kept.came(signal.SIGTERM, 5.0)
-    assert not kept.came(signal.SIGHUP, 5.0 + SAME_WISH_S / 2)
-    assert kept.came(signal.SIGTERM, 5.0 + SAME_WISH_S)
-    assert kept.wishes == 2
+    assert not kept.came(signal.SIGHUP, 5.0 + SAME_REQUEST_S / 2)
+    assert kept.came(signal.SIGTERM, 5.0 + SAME_REQUEST_S)
+    assert kept.stop_requests == 2
 
 
 def test_nothing_is_started_after_a_wish() -> None:
@@ -217,10 +217,10 @@ def test_words_come_in_any_pieces() -> None:
     )
     lines, heard = Lines(), list[ProgramReport]()
     for at in range(0, len(sent), 7):
-        heard += read_said(lines.add(sent[at : at + 7]))
+        heard += read_reports(lines.add(sent[at : at + 7]))
     assert heard == [ProgramReport(job="views", storage="file:///s"), ProgramReport(going=True)]
     lines.add(b"x" * (LONGEST_LINE + 1))
-    assert read_said(lines.add(line(ProgramReport(job="j")))) == [ProgramReport(job="j")]
+    assert read_reports(lines.add(line(ProgramReport(job="j")))) == [ProgramReport(job="j")]
 
 
 # ── the story in the journal ───────────────────────────────────────────────────────────────────

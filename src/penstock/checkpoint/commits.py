@@ -1,7 +1,7 @@
-"""Calling sinks from the driver: commits that are retried until they succeed, and sweeps of what nobody will commit.
+"""Calls of sinks on the driver: commits that are retried until they succeed, and sweeps of transactions that will never be committed.
 
-What calls one sink is done one call after another, transactions in the order of their batches. Between sinks there is no order: each has
-a thread of its own (`checkpoint.loop.SinkLanes`).
+Calls of one sink run one after another, with transactions in the order of their batches. Sinks are independent of each other: each has
+its own thread (`checkpoint.sink_lanes.SinkLanes`).
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class CommitWait:
         self._spoken_s: float | None = None
 
     def begun(self, transactions: int) -> None:
-        """So many transactions more are to be committed."""
+        """This many more transactions wait for their commit."""
         with self._lock:
             self._waiting += transactions
             if self._since_s is None:
                 self._since_s = self._clock.monotonic()
 
     def failed(self, error: Exception) -> str | None:
-        """A try has failed, and there will be another one."""
+        """A commit has failed and will be retried."""
         with self._lock:
             self._tries += 1
             self._cause = one_line(error)
             return self._line_if_due(at_once=self._spoken_s is None)
 
     def tick(self) -> str | None:
-        """Time has passed: a call may hang, or a pause may be long."""
+        """Reports a call that hangs, or a long pause between tries."""
         with self._lock:
             return self._line_if_due(at_once=False)
 
     def done(self, transactions: int) -> str | None:
-        """These are committed."""
+        """These transactions are committed; reports it if the wait was reported."""
         with self._lock:
             lasted_s, spoken, tries = self._lasted_s(), self._spoken_s is not None, self._tries + 1
             self._waiting = max(0, self._waiting - transactions)
@@ -83,11 +83,11 @@ class CommitWait:
             if not spoken:
                 return None
             behind = (
-                f"; {counted(self._waiting, 'other waits', 'others wait')} behind" if self._waiting else ""
+                f"; {counted(self._waiting, 'other waits', 'others wait')} after it" if self._waiting else ""
             )
             committed = counted(transactions, "transaction is", "transactions are")
             return (
-                f"sink {self._sink}: the commit has come through after {duration(lasted_s)} and {counted(tries, 'try', 'tries')}, "
+                f"sink {self._sink}: the commit succeeded after {duration(lasted_s)} and {counted(tries, 'try', 'tries')}, "
                 f"{committed} committed{behind}"
             )
 
@@ -126,18 +126,18 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
 NO_FURTHER_TRY = (FencedError, CommitLostError, BadRecordError)
-"""What would not end otherwise the next time."""
+"""Errors after which a retry cannot succeed."""
 
 
 @dataclass(frozen=True)
 class SinkCall:
-    """Work that calls one sink. What calls one sink is done one after another, in the order in which it comes."""
+    """A call of one sink. Calls of the same sink run one after another, in the order in which they are added."""
 
     sink: str
     work: Callable[[], None]
 
     def __call__(self) -> None:
-        """Do it."""
+        """Make the call in this thread."""
         self.work()
 
 
@@ -146,9 +146,9 @@ Post = Callable[[Event], None]
 
 
 def call_sink(sink: str, call: Callable[[], T], *, shows_rows: bool) -> T:
-    """What the call returns, or raises as the job may tell it: without `shows_rows` only the classes of errors.
+    """The result of the call. Without `shows_rows`, an error keeps only its class and not its text.
 
-    Servers, clients and paths of partitions quote values of rows, also where a server refuses what may pass.
+    Servers, clients and paths of partitions quote values of rows, also in errors that are retried.
     """
     try:
         return call()
@@ -162,7 +162,7 @@ def call_sink(sink: str, call: Callable[[], T], *, shows_rows: bool) -> T:
 
 
 def _without_text(sink: str, error: Exception) -> PenstockError:
-    """An error of Penstock's keeps its class, which decides whether there is another try; any other may pass."""
+    """One of Penstock's errors keeps its class, which decides about retries; any other becomes `UnavailableError`."""
     kinds = [one for one in type(error).__mro__ if issubclass(one, PenstockError)]
     kind = next((one for one in kinds if one.__module__ == PenstockError.__module__), UnavailableError)
     cause = "" if error.__cause__ is None else f" after {type(error.__cause__).__name__}"
@@ -194,32 +194,32 @@ class Committer:
         self._claim = claim
         self._shows_rows = shows_rows
         self._owner = owner
-        """Under which name the sinks keep this job's transactions."""
+        """The name under which the sinks keep this job's transactions."""
         self._clock = clock
         self._post = post
         self._run = run
         self._listener = listener or CheckpointListener()
         self._down_since_s: dict[str, float] = {}
-        """Sinks whose last try to commit has failed. Each sink's own thread looks at its own."""
+        """Sinks whose last commit has failed. Each sink's thread uses only its own entry."""
         self._stopping = threading.Event()
         self._waits = {uid: CommitWait(uid, clock) for uid in sinks}
         self._to_sweep: dict[str, SweepTransactions] = {}
         self._left_to_next_run: set[str] = set()
-        """Sinks of which a commit was given up while stopping: a later one must not overtake it."""
+        """Sinks with a commit that was given up while stopping: later commits must not overtake it."""
 
     def stop(self) -> None:
-        """Commits that fail from here on are left to the next run."""
+        """Leave commits that fail from now on to the next run."""
         self._stopping.set()
 
     def tick(self) -> None:
-        """Time has passed: say what does not come through."""
+        """Log commits that have been waiting for long."""
         for wait in self._waits.values():
             _say(wait.tick())
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
 
     def commit(self, action: Commit) -> None:
-        """Make these visible, and answer with `Committed`."""
+        """Commit these transactions, then post `Committed`."""
         self._waits[action.sink].begun(len(action.transactions))
         self._run(SinkCall(action.sink, lambda: self._commit(action)))
 
@@ -247,12 +247,12 @@ class Committer:
             self._listener.sink_up(action.sink, self._clock.monotonic() - since_s)
 
     def _has_failed(self, action: Commit, error: Exception, pause_s: float) -> None:
-        """Wait for the next try, unless there is none in this run."""
+        """Wait for the next try, unless the run is stopping."""
         waiting = len(action.transactions)
         if self._stopping.is_set():
             self._left_to_next_run.add(action.sink)
             _log.warning(
-                "sink %s: %s to be committed by the next run, with all behind: %s",
+                "sink %s: %s to be committed by the next run, with all later ones: %s",
                 *(
                     action.sink,
                     counted(waiting, "transaction is left", "transactions are left"),
@@ -275,7 +275,7 @@ class Committer:
     # ── sweeping ───────────────────────────────────────────────────────────────────────────────
 
     def sweep(self, action: SweepTransactions) -> None:
-        """Each sink in its turn behind its commits: one that does not answer must not hold up the coordinator."""
+        """Sweep each sink after its pending commits, in its own thread: a sink that does not answer must not block the coordinator."""
         for uid in self._sinks:
             self._to_sweep[uid] = action
             self._run(SinkCall(uid, lambda uid=uid: self._sweep(uid)))  # type: ignore[misc]
@@ -283,12 +283,12 @@ class Committer:
     def _sweep(self, uid: str) -> None:
         action = self._to_sweep.pop(uid, None)
         if action is None or uid in self._left_to_next_run:
-            return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
+            return  # sweeps had queued up after a commit: the first of them did the work of the newest
         try:
             call_sink(uid, partial(self._abort_strays, uid, action), shows_rows=self._shows_rows)
         except UnavailableError as error:
             _log.warning(
-                "sink %s does not answer, so transactions that nobody commits are aborted after the next checkpoint: %s",
+                "sink %s does not answer, so transactions that will not be committed are aborted after the next checkpoint: %s",
                 *(uid, error),
                 extra=about(operator=uid),
             )
@@ -301,7 +301,7 @@ class Committer:
                 sink.abort(transaction)
 
     def _is_stray(self, name: TransactionName, up_to: CheckpointId) -> bool:
-        """Left by an earlier run, or by an attempt of this one that does not count. A later run is none of our business."""
+        """Whether it was left by an earlier run, or by a discarded attempt of this one. Transactions of a later run are not touched."""
         return name.run < self._claim.run or (name.run == self._claim.run and name.checkpoint <= up_to)
 
 
@@ -315,9 +315,9 @@ def commit_in_order(
     transactions: Iterable[PreCommitted],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Commit per sink, oldest batch first. A sink that the job no longer has cannot commit: the caller has refused that before.
+    """Commit per sink, oldest batch first. The caller has made sure that the job still has all these sinks.
 
-    `check` is called before each transaction that a sink takes from the list, and raises if no further one is to be committed.
+    `check` is called before each transaction that a sink takes from the list, and raises to stop before it.
     """
     ordered = sorted(transactions, key=lambda one: (one.sink, one.checkpoint, one.subtask))
     for uid, group in groupby(ordered, key=lambda one: one.sink):

@@ -15,11 +15,11 @@ from penstock.state.lifetimes import FAR_AWAY_US
 FORMAT = 4
 
 Upstream = Mapping[str, Sequence[str]]
-"""The operators in front of each operator, near and far. Those in front come first in it."""
+"""All upstream operators of each operator, in topological order."""
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """What a source has noted for itself, as a copy in storage: Spark does not sync its own."""
+    """A copy in storage of a file that a source keeps for itself, because Spark does not sync its own."""
 
     path: str
     """Below the folder `sources` of Spark's progress log."""
@@ -29,12 +29,12 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 class SourceTime(msgspec.Struct, frozen=True):
-    """How far event time has come in a source: its watermark, and the newest event time of each partition, in microseconds."""
+    """The event time that a source has reached: its watermark, and the newest event time of each partition, in microseconds."""
 
     watermark_us: int
     newest_us: dict[str, int] = {}
     told_by: tuple[str, ...] | None = None
-    """The columns that tell its partitions apart; None: nobody has noted them."""
+    """The columns that identify its partitions; None if they are not recorded."""
     seen_us: dict[str, int] = {}
     """By partition, by the clock: when it last had rows, or became known. Not noted by versions before this field."""
 
@@ -49,7 +49,7 @@ class TimeReached(msgspec.Struct, frozen=True):
     clock_us: int = 0
     """The time of the batch: timers by the clock up to it have fired."""
     to_go_on_from_us: dict[str, int] = {}
-    """By operator, where time has come to its end: the watermark before that, with which a job goes on all the same."""
+    """By operator, after a drain to the end of time: the watermark before that, from which a job continues."""
     over_us: dict[str, int] = {}
     """By operator with windows in event time: those that end up to it are forgotten, for a lateness that is longer now comes too late."""
     anew_in: int = NO_CHECKPOINT
@@ -66,7 +66,7 @@ class TimeReached(msgspec.Struct, frozen=True):
         )
 
     def without(self, operators: Collection[str]) -> TimeReached:
-        """The same for operators that begin anew: no time has come for them."""
+        """The same, without the watermarks of operators that start with new state."""
         kept = {
             name: {uid: us for uid, us in getattr(self, name).items() if uid not in operators}
             for name in _BY_OPERATOR
@@ -75,11 +75,11 @@ class TimeReached(msgspec.Struct, frozen=True):
 
     @property
     def counted_from_us(self) -> dict[str, int]:
-        """By operator: the watermark with which it goes on, also where time has come to its end."""
+        """By operator: the watermark from which it continues, also after a drain to the end of time."""
         return {**self.watermarks_us, **self.to_go_on_from_us}
 
     def with_state_of(self, checkpoint: CheckpointId) -> TimeReached:
-        """The same for somebody whose state is that of a checkpoint, which may be older: what is still in it has to be removed again."""
+        """The same for the state of a checkpoint, which may be older: closed windows that are still in it must be removed again."""
         if checkpoint >= self.anew_in or self.to_go_on_from_us:
             return self
         over = dict.fromkeys(self.watermarks_us, FAR_AWAY_US)
@@ -87,7 +87,7 @@ class TimeReached(msgspec.Struct, frozen=True):
 
 
 _BY_OPERATOR = ("watermarks_us", "to_go_on_from_us", "over_us")
-"""What `TimeReached` says of each operator."""
+"""The fields of `TimeReached` that have an entry per operator."""
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Barrier(msgspec.Struct, frozen=True):
     positions: dict[str, Any] = {}
     progress_log: str = ""
     source_log: tuple[SourceFile, ...] = ()
-    """What the sources need besides: files that were read, or where a first start had decided to begin."""
+    """Further files of the sources: the list of files read, or the position chosen by a first start."""
     time: TimeReached = TimeReached()
     numbers: dict[str, tuple[int, ...]] = {}
     """By source: for each of its streams the number under which Spark keeps its notes. Empty: in order, as checkpoints of old had them."""
@@ -111,12 +111,12 @@ class Barrier(msgspec.Struct, frozen=True):
 
 
 class SubtaskReport(msgspec.Struct, frozen=True):
-    """What one subtask measured in the batch that ended in the barrier."""
+    """Measurements of one subtask in the batch that ended with the barrier."""
 
     subtask: SubtaskId
     rows: int = 0
     alignment_ms: float = 0.0
-    """How long it waited for its inputs until the barrier had come in on all of them."""
+    """How long it waited until the barrier had arrived on all inputs."""
     sync_ms: float = 0.0
     """How long freezing the state held it up."""
     async_ms: float = 0.0
@@ -131,7 +131,7 @@ class SubtaskReport(msgspec.Struct, frozen=True):
     fetched_bytes: int = 0
     """Files of state that had to come from storage."""
     acknowledged_at: float = 0.0
-    """When its state was in storage and the coordinator knew it; 0: nobody has noted it."""
+    """When the coordinator learned that its state was in storage; 0 if not recorded."""
 
 
 class PreCommitted(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ class PreCommitted(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> TransactionName:
-        """What it is known by: what the sink added to it, and which object holds it, does not matter."""
+        """The name of the transaction, without the data that the sink added to it."""
         return TransactionName.of(self.sink, self.transaction)
 
 
@@ -154,7 +154,7 @@ Columns = dict[str, str]
 
 
 class TableColumns(msgspec.Struct, frozen=True):
-    """A table with rows of its own: what tells its rows apart, the operator's key first, and their values."""
+    """A table of state: its identity columns, the operator's key first, and its value columns."""
 
     identity: Columns
     value: Columns
@@ -166,12 +166,12 @@ class TableColumns(msgspec.Struct, frozen=True):
 
     @property
     def same_rows(self) -> tuple[object, ...]:
-        """What must be the same for a job that goes on with it."""
+        """The properties that a job must share to continue with this table."""
         return self.identity, self.value, self.ordered, self.by_time
 
 
 class StoredLifetime(msgspec.Struct, frozen=True):
-    """How long some columns of a table live, and the moment from which on that holds, in microseconds since the epoch."""
+    """The time to live of some columns of a table, and since when it applies, in microseconds since the epoch."""
 
     table: str
     columns: tuple[str, ...]
@@ -209,12 +209,12 @@ class OperatorState(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> OperatorColumns:
-        """What kind of state it is."""
+        """The kind of state."""
         return OperatorColumns(self.key, self.value, self.tables, self.lifetimes, self.schema)
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything needed to come back to this moment."""
+    """A completed checkpoint: everything needed to restore the job."""
 
     job: str
     checkpoint: int
@@ -229,7 +229,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     triggered_at: float = 0.0
     completed_at: float = 0.0
     barrier_at: float = 0.0
-    """When the barrier had passed the whole job; 0: nobody has noted it."""
+    """When the barrier had passed the whole job; 0 if not recorded."""
     duration_ms: float = 0.0
     """From the trigger until all it names was in storage, which may lie before the trigger when no batch came: then with the time
     that storing took, and without the time it waited for the interval."""
@@ -239,21 +239,21 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     late_rows: dict[str, int] = {}
     """How many came too late, by the uid of the operator; also those whose time is missing or not believed."""
     oldest_retained: int = -1
-    """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
+    """Whether older checkpoints are subsumed by this one. Recorded before they are deleted, so that no run restores one meanwhile."""
     now_us: int = 0
-    """The time of its batch, by which state expires, in microseconds since the epoch. It never goes back, whatever the clock does."""
+    """The time of its batch, by which state expires, in microseconds since the epoch. It never decreases, even if the clock does."""
     savepoint: str = ""
     """The savepoint that it was made of, where a run has adopted one."""
     claimed: str = ""
     """The folder of that savepoint, where it became the job's own."""
     dropped: tuple[str, ...] = ()
-    """What its start was told with `drop_state=`. It is done: a start that is told the same does not do it again."""
+    """The `drop_state=` of its start. It is done: a start with the same value does not repeat it."""
     positions_set: dict[str, Any] = {}
-    """What its start was told with `positions=`. It is done: a start that is told the same does not do it again."""
+    """The `positions=` of its start. It is done: a start with the same value does not repeat it."""
 
     @property
     def id(self) -> CheckpointId:
-        """The checkpoint's number."""
+        """The number of the checkpoint as a `CheckpointId`."""
         return CheckpointId(self.checkpoint)
 
     @property
@@ -269,5 +269,5 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def new_bytes(self) -> int:
-        """What its last batch added; the rest was already in storage."""
+        """The bytes that its last batch added; the rest was already in storage."""
         return sum(report.new_bytes for report in self.subtasks)

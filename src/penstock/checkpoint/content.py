@@ -35,7 +35,7 @@ from penstock.state.handle import FileRef, StateHandle
 
 @dataclass(frozen=True)
 class Identity:
-    """What it says about the job besides the checkpoint itself."""
+    """The facts about the job in the metadata, besides the checkpoint itself."""
 
     job: str
     run: RunId
@@ -91,7 +91,7 @@ class Content:
         self._uploads[handle.subtask, handle.version] = _Upload(async_ms, now.monotonic, now.wall)
 
     def forget(self, checkpoint: CheckpointId) -> None:
-        """It exists: nobody asks again how long its uploads took."""
+        """The checkpoint exists: forget how long its uploads took."""
         self._uploads = {key: one for key, one in self._uploads.items() if key[1] > checkpoint}
 
     def of(
@@ -104,9 +104,9 @@ class Content:
         now: EventTimestamp,
         time_us: int = 0,
     ) -> Completed:
-        """The metadata of a checkpoint that stands for the end of batch `cut`, and completes behind `completed`.
+        """The metadata of a checkpoint that stands for the end of batch `cut` and completes after `completed`.
 
-        `time_us`: that of the newest batch. At least once its state may be of later batches than `cut`, whose time must not come again.
+        `time_us` is that of the newest batch. At least once, its state may be of batches after `cut`, whose time must not come again.
         """
         if cut is None:
             raise InternalError(
@@ -140,7 +140,7 @@ class Content:
         )
 
     def _duration_s(self, pending: Pending, cut: BatchFinished, now: EventTimestamp) -> float:
-        """From the trigger on. What was stored before it counts with the time that took: one is triggered while no batch comes."""
+        """Upload times since the trigger. State stored earlier counts with its upload time: a checkpoint may begin between batches."""
         triggered_s = pending.triggered.monotonic
         known = [
             self._uploads[key] for subtask in cut.reports if (key := (subtask, cut.batch)) in self._uploads
@@ -169,7 +169,7 @@ _batch = itemgetter(0)
 class LaterVersions:
     """The finished batches that are in no completed checkpoint, and which states in them are stored.
 
-    What a question costs grows with the subtasks, not with the batches: each version is sorted in once, when it is both finished
+    The cost of a query grows with the number of subtasks, not of batches: each version is inserted once, when it is both finished
     and stored.
     """
 
@@ -181,14 +181,14 @@ class LaterVersions:
         self._handed_in: dict[_State, int] = {}
         """The states that subtasks have stored, and the version of each. A later version with the same runs is the same."""
         self._waiting: dict[_State, list[_Version]] = {}
-        """Versions of finished batches that nobody has handed in."""
+        """Versions of finished batches that are not handed in yet."""
         self._ready: dict[str, dict[SubtaskId, list[_Version]]] = {uid: {} for uid in upstream}
         """By operator and subtask the versions that a checkpoint may take, in the order of their batches."""
 
-    # ── being told ─────────────────────────────────────────────────────────────────────────────
+    # ── events ─────────────────────────────────────────────────────────────────────────────────
 
     def batch_finished(self, event: BatchFinished, durable: AbstractSet[str]) -> None:
-        """Its versions may be taken once they are handed in. What is `durable` already nobody will upload."""
+        """Versions of this batch may be taken once they are handed in. Those that are `durable` already will not be uploaded."""
         self._newest = event
         self._finished[event.batch] = event
         self._files[event.batch] = event.files
@@ -231,19 +231,19 @@ class LaterVersions:
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
     def cut(self, pending: Pending) -> BatchFinished | None:
-        """If all subtasks handed in versions after the barrier, the checkpoint moves along to the earliest of these.
+        """If all subtasks handed in versions after the barrier, the checkpoint moves to the earliest of these.
 
-        What lies before it is in every subtask, so it need not be read again.
+        All earlier input is in every subtask, so it need not be read again.
         """
         versions = (handle.version for handle in pending.acknowledged.values())
         return self._finished.get(CheckpointId(min(versions, default=pending.checkpoint)), pending.batch)
 
     def files_since(self, checkpoint: CheckpointId) -> set[str]:
-        """What a checkpoint whose barrier is here may come to name: any later version may be handed in."""
+        """The files that a checkpoint with this barrier may name: any later version may be handed in."""
         return set().union(*(files for batch, files in self._files.items() if batch >= checkpoint))
 
     def to_take(self, checkpoint: CheckpointId) -> dict[SubtaskId, StateHandle]:
-        """For each subtask the first version at or after the barrier that will do, as far as there is one."""
+        """For each subtask, the first suitable version at or after the barrier, if there is one."""
         taken: dict[SubtaskId, StateHandle] = {}
         newest: dict[str, int] = {}
         for uid, before in self._upstream.items():

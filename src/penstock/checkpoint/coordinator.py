@@ -1,4 +1,4 @@
-"""Performs what the protocol decides: metadata, commits, sweeps and deletions. Driver, one per run.
+"""Performs the actions of the protocol: metadata, commits, sweeps and deletions. Driver, one per run.
 
 The only door to the protocol: everything here may be called from any thread, except `handle`, which one thread at a time calls
 (see `loop`), or a simulation. What a method returns is of one moment.
@@ -54,7 +54,7 @@ METADATA_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Opening:
-    """What the driver must know when it hands out a batch; all of one moment."""
+    """A consistent snapshot of the facts that the driver needs to start a batch."""
 
     awaited: frozenset[int]
     """The checkpoints under way, this batch's among them if it carries one."""
@@ -68,7 +68,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class UnderWayNow:
-    """A pending checkpoint at one moment, for people."""
+    """The progress of a pending checkpoint, as shown to people."""
 
     checkpoint: CheckpointId
     triggered_at: float
@@ -129,14 +129,14 @@ class Coordinator:
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
         self._subsumed: list[tuple[Completed, frozenset[str] | None]] = []
-        """What is retained no more, and by whom it was held when that came: None until it could be seen."""
+        """Checkpoints that are no longer retained, with the holds at that time; None until the holds could be read."""
         self._left_over = list(left_over)
-        """What belongs to nothing any more and was held when the run began, in the order of its deletion."""
+        """Files without an owner that were held when the run began, in the order of their deletion."""
         self._warned: set[str] = set()
         self._handed_in: dict[CheckpointId, frozenset[str]] = {}
         """The files of finished batches whose event, while storage holds the coordinator up, waits to be taken."""
 
-    # ── asked by whoever runs the batches ──────────────────────────────────────────────────────
+    # ── queries of the run ─────────────────────────────────────────────────────────────────────
 
     def begin_batch(
         self, batch: CheckpointId, handles: Iterable[StateHandle] = (), merged: Iterable[str] = ()
@@ -181,7 +181,7 @@ class Coordinator:
 
     @property
     def undurable_handles(self) -> list[StateHandle]:
-        """What pending checkpoints and the working version name and is not known to be in storage."""
+        """Files that pending checkpoints and the working version name, and that are not known to be in storage."""
         with self._lock:
             return self._protocol.undurable_handles
 
@@ -198,7 +198,7 @@ class Coordinator:
             return self._protocol.settled
 
     def answer_to(self, token: str, *, committed: bool = False) -> Completed | None:
-        """What somebody waits for who has posted `CheckpointWanted`, see `Protocol.answer_to`."""
+        """The answer to a `CheckpointWanted`, see `Protocol.answer_to`."""
         with self._lock:
             return self._protocol.answer_to(token, committed=committed)
 
@@ -232,7 +232,7 @@ class Coordinator:
             return self._protocol.commits.uncommitted
 
     def story(self) -> str:
-        """What it waits for, in a line for people."""
+        """A line for people that says what the checkpoint waits for."""
         with self._lock:
             pending = {
                 number: [str(subtask) for subtask in one.missing()]
@@ -309,17 +309,17 @@ class Coordinator:
             self._discard(Discard((), ()))
 
     def _holds(self) -> list[Hold] | None:
-        """What readers hold; None when that cannot be seen.
+        """The holds of readers; None if they cannot be read.
 
-        Looked for after the metadata that subsumes a checkpoint is written: a reader that has chosen it had put its hold by then, and one
-        that comes later chooses a newer one.
+        They are read after the metadata that subsumes a checkpoint is written: a reader that has chosen this checkpoint has placed its
+        hold by then, and a later reader chooses a newer one.
         """
         try:
             found = find_holds(self._storage, self._clock.wall())
         except UnavailableError as error:
             self._warn_once(
-                "checkpoints are not deleted, for it cannot be seen whether somebody reads them: %s. Storage fills as long as that lasts. "
-                "Let the job's user read the folder holds there, or delete it when nobody reads the job's state",
+                "checkpoints are not deleted, because the holds of readers cannot be read: %s. Storage grows until this is fixed. "
+                "Let the job's user read the folder holds there, or delete it if no reader uses the job's state",
                 error,
             )
             return None
@@ -330,7 +330,7 @@ class Coordinator:
         return found.good
 
     def _warn_once(self, text: str, error: UnavailableError) -> None:
-        """What lasts is not told at every checkpoint."""
+        """Log a lasting problem once, not at every checkpoint."""
         _log.log(logging.DEBUG if text in self._warned else logging.WARNING, text, error)
         self._warned.add(text)
 
@@ -360,9 +360,9 @@ class Coordinator:
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 
     def _discard(self, action: Discard) -> None:
-        """Delete, unless another run owns the job: it may have gone on from a checkpoint that is subsumed here.
+        """Delete files, unless another run owns the job: it may have restored a checkpoint that is subsumed here.
 
-        What could not be deleted comes first the next time: a checkpoint must never outlive a file that it names.
+        Files that could not be deleted come first the next time: a checkpoint must never outlive a file that it names.
         """
         self._subsumed += [(completed, None) for completed in action.checkpoints]
         self._unnamed += action.files
@@ -383,9 +383,9 @@ class Coordinator:
             _log.warning("%s left to be deleted later: %s", counted(left, "file is", "files are"), error)
 
     def _keep_what_is_held(self) -> None:
-        """What is subsumed may go, unless somebody holds it who held it when it was subsumed.
+        """The subsumed checkpoints that may be deleted: those without a hold that already existed when they were subsumed.
 
-        A hold that comes later keeps nothing older. However many readers come one after the other, each keeps the checkpoint that it reads.
+        A later hold does not keep an older checkpoint. So any number of readers in a row keep only the checkpoints that they read.
         """
         if not self._subsumed and not self._left_over:
             return

@@ -1,4 +1,4 @@
-"""What happens to the coordinator (events), what it wants done (actions), and who observes it (the listener). Driver."""
+"""The coordinator's events, its actions, and the listener that observes it (the listener). Driver."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SnapshotDeclined:
     version: int
     cause: str
     asked: frozenset[str]
-    """The files of the state that was to be stored: they tell the attempt that wrote it from others, which Spark may have kept instead."""
+    """The files of the state that was to be stored. They identify the attempt; Spark may have kept another one."""
     files: tuple[str, ...] = ()
     tried: int | None = None
     """The version that `files` are of, where it is a newer one than was asked for: whether it counts is not known yet."""
@@ -61,14 +61,14 @@ class SnapshotDeclined:
 
 @dataclass(frozen=True)
 class MetadataWritten:
-    """The checkpoint exists."""
+    """The metadata is written: the checkpoint exists."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True)
 class MetadataFailed:
-    """The checkpoint does not exist, and nobody will try again."""
+    """The checkpoint does not exist, and its metadata will not be written again."""
 
     checkpoint: CheckpointId
     cause: str
@@ -76,19 +76,19 @@ class MetadataFailed:
 
 @dataclass(frozen=True)
 class Committed:
-    """These transactions are visible."""
+    """These transactions are visible in their sinks."""
 
     transactions: tuple[PreCommitted, ...]
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed: timeouts and intervals are checked."""
 
 
 @dataclass(frozen=True)
 class CheckpointWanted:
-    """Somebody waits for a checkpoint of all batches that are finished: it is due at once, whatever the interval says."""
+    """A request for a checkpoint of all finished batches: it is due at once, regardless of the interval."""
 
     token: str
     """By which the answer is asked for."""
@@ -103,12 +103,12 @@ class AnswerTaken:
 
 @dataclass(frozen=True)
 class Drain:
-    """No more batches will come: complete what there is, whatever the interval says."""
+    """No more batches will come: complete the pending work, regardless of the interval."""
 
 
 @dataclass(frozen=True)
 class JobEnded:
-    """The run is over; whatever is pending is given up."""
+    """The run is over; pending checkpoints are given up."""
 
 
 Event = (
@@ -134,14 +134,14 @@ class WriteMetadata:
 
     completed: Completed
     wanted: bool = False
-    """It came before its time, because somebody waits for it."""
+    """Whether it was triggered early, because of a request."""
 
 
 @dataclass(frozen=True)
 class Commit:
     """Check the fence, then commit these of one sink in order, until it succeeds; answer with `Committed`.
 
-    One action a sink: a sink that is down holds up its own transactions and nobody else's.
+    One action per sink: a sink that is down delays only its own transactions.
     """
 
     sink: str
@@ -150,7 +150,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class MarkCommitted:
-    """Note beside the metadata that all it promised is committed."""
+    """Record next to the metadata that all its promised transactions are committed."""
 
     completed: Completed
 
@@ -187,7 +187,7 @@ class FailureReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Announce:
-    """A checkpoint was given up: tell people, and count it in the history."""
+    """A checkpoint was given up: report it, and count it in the history."""
 
     checkpoint: CheckpointId
     reason: FailureReason
@@ -218,7 +218,7 @@ class CheckpointListener:
         """All transactions of a checkpoint are committed."""
 
     def given_up(self, announced: Announce) -> None:
-        """A checkpoint was aborted."""
+        """A checkpoint was aborted and never completes."""
 
     def sink_down(self, sink: str, why: str, waiting: int) -> None:
         """Commits of a sink fail; `waiting` transactions are pending. Called once per outage."""

@@ -1,4 +1,4 @@
-"""The coordinator's thread: takes events one by one, lets time pass, and remembers why it failed. Driver.
+"""The coordinator's thread: takes events one by one, sends ticks, and remembers why it failed. Driver.
 
 Each sink has a thread of its own (`SinkLanes`), so that one that is down holds up neither checkpoints and batches nor the other sinks.
 """
@@ -52,7 +52,7 @@ class CoordinatorLoop:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to take events."""
+        """Start the thread that takes events."""
         for thread in self._threads:
             thread.start()
 
@@ -65,9 +65,9 @@ class CoordinatorLoop:
         meanwhile: Callable[[], None] = lambda: None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until the newest batch is completed and committed, however long that takes; raises what made it impossible.
+        """Wait until the newest batch is completed and committed; raises the error that makes it impossible.
 
-        A sink that is down may make that long: whoever waits can give up, and leaves the commits to the next run.
+        A sink that is down may delay it without limit. The caller may give up and leave the commits to the next run.
         """
         self.post(Drain())
         while not self.coordinator.settled and self.failure is None and not given_up():
@@ -78,9 +78,9 @@ class CoordinatorLoop:
             raise self.failure
 
     def stop(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """End the threads. What is pending is given up; commits that are not done are left for the next run.
+        """End the threads. Pending checkpoints are given up; unfinished commits are left to the next run.
 
-        `given_up`: whether a call of a sink that does not return is to be left behind, because the job ends now.
+        `given_up`: whether to abandon a sink's call that does not return, because the job ends now.
         """
         if self._stopped.is_set():
             return
@@ -114,7 +114,7 @@ class CoordinatorLoop:
         while not self._stopped.wait(HEARTBEAT_S):
             run, storage = self._claim.run, self._claim.storage
             try:
-                self._claim.check()  # a run whose storage was taken away must not begin to make it anew
+                self._claim.check()  # a run whose storage was taken away must not create it again
                 beat(storage, run, SYSTEM_CLOCK.wall(), completed=self.coordinator.last_completed)
             except (FencedError, StorageAwayError) as error:
                 self._fail(error)

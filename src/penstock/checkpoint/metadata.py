@@ -63,7 +63,7 @@ def _foreign(name: str, file: str) -> CorruptStateError:
 
 
 # ── whether handles belong to their subtasks ───────────────────────────────────────────────────
-# The name of a state file says which subtask wrote it; an inline file says so itself. A subtask that gets no files opens none that could
+# The name of a state file shows its subtask; an inline file has it in its header. A subtask that gets no files opens none that could
 # object, and would silently start empty. So all handles are checked together when metadata is read.
 
 
@@ -110,7 +110,7 @@ _NAME = re.compile(r"chk-(\d+)-r(\d+)/(_metadata|_committed)")
 
 
 class CheckpointName(NamedTuple):
-    """What tells a checkpoint from every other that the job ever had. Ordered by number, then by run."""
+    """The unique name of a checkpoint among all checkpoints of the job. Ordered by number, then by run."""
 
     checkpoint: CheckpointId
     run: RunId
@@ -122,17 +122,17 @@ class CheckpointName(NamedTuple):
 
     @property
     def committed(self) -> str:
-        """The file that says that all it promised is committed."""
+        """The file that marks the checkpoint as committed."""
         return f"{self.folder}/_committed"
 
     @property
     def files(self) -> list[str]:
-        """What lies in its folder, in the order of deletion: the metadata goes last, it is what others are found by."""
+        """The files in its folder, in the order of deletion: the metadata goes last, because the others are found through it."""
         return [self.committed, self.metadata]
 
     @property
     def folder(self) -> str:
-        """Where it lies."""
+        """The folder of the checkpoint in storage."""
         return f"chk-{self.checkpoint}-r{self.run}"
 
 
@@ -152,7 +152,7 @@ def name_of(completed: Completed) -> CheckpointName:
 
 
 def mark_committed(storage: Storage, completed: Completed) -> None:
-    """Note that every transaction the checkpoint promised is committed, so that nobody need ask the sinks again."""
+    """Record that every transaction the checkpoint promised is committed, so that the sinks need not be asked again."""
     storage.put(name_of(completed).committed, str(completed.run).encode())
 
 
@@ -165,15 +165,15 @@ def is_committed(storage: Storage, completed: Completed) -> bool:
 
 
 def encode(completed: Completed) -> bytes:
-    """The bytes of `_metadata`."""
+    """Encode a checkpoint as the bytes of `_metadata`."""
     body = msgspec.json.encode(completed)
     return msgspec.json.encode(_Envelope(FORMAT, xxhash.xxh3_64_hexdigest(body), msgspec.Raw(body)))
 
 
 def decode(data: bytes, name: str) -> Completed:
-    """Read `_metadata` back. Raises `CorruptStateError` that says what is wrong with it.
+    """Decode `_metadata`. Raises `CorruptStateError` with the reason if it is damaged.
 
-    Metadata of another format is `IncompatibleStateError`: it is whole, and another version of Penstock reads it.
+    Metadata of another format raises `IncompatibleStateError`: another version of Penstock can read it.
     """
     try:
         envelope = decoded(_ENVELOPES, data)
@@ -236,7 +236,7 @@ def checkpoint_ids(storage: Storage) -> list[CheckpointId]:
 
 
 def read_metadata(storage: Storage, name: CheckpointName) -> Completed:
-    """Read one checkpoint's metadata."""
+    """Read and decode the metadata of one checkpoint."""
     completed = decode(storage.get(name.metadata), name.metadata)
     if name_of(completed) != name:
         raise CorruptStateError(

@@ -20,9 +20,9 @@ from penstock.state.handle import StateHandle
 
 
 class NeededFiles:
-    """Everything below `state/` that one run has heard of.
+    """All files below `state/` that one run knows of.
 
-    What pending checkpoints may come to name it is told with each question: `wanted`.
+    Each query gets the files that pending checkpoints may name as `wanted`.
     """
 
     def __init__(
@@ -30,21 +30,21 @@ class NeededFiles:
     ) -> None:
         self._completed = {(one.run, one.checkpoint): one.files for one in completed}
         self._working = frozenset(name for handle in restored for name in handle.files)
-        """What the next batch begins with. After a rescale no checkpoint names it until the first one completes."""
+        """The state with which the next batch begins. After a rescale no checkpoint names it until the first one completes."""
         self._newest: CheckpointId | None = None
         self._held: dict[CheckpointId, frozenset[str]] = {NO_CHECKPOINT: held}
         self._known: set[str] = set(held).union(self._working, *self._completed.values())
-        """What may be in storage, and is garbage once nothing names it."""
+        """Files that may be in storage, and are garbage once nothing names them."""
         self._durable: set[str] = set(self._known)
         self._early: dict[str, int] = {}
-        """What may be in storage and belongs to a batch that is not finished."""
+        """Files that may be in storage and belong to an unfinished batch."""
 
-    # ── being told ─────────────────────────────────────────────────────────────────────────────
+    # ── events ─────────────────────────────────────────────────────────────────────────────────
 
     def hold(self, batch: CheckpointId, files: frozenset[str]) -> None:
-        """Keep what the record of `recovery.started_batches` names: the next run begins there, if it goes back to no newer checkpoint.
+        """Keep the files that `recovery.started_batches` has recorded: the next run begins there, unless it restores a newer checkpoint.
 
-        What it named before is kept too, until the batch is known to be finished: those before it may not be known of yet.
+        Files that it named before are kept too until the batch is known to be finished: earlier batches may not be known yet.
         """
         self._held[batch] = files
 
@@ -71,7 +71,7 @@ class NeededFiles:
         self.may_be_stored(handle.files, handle.version)
 
     def may_be_stored(self, files: Iterable[str], version: int) -> None:
-        """An attempt at this version has stored these, or some of them."""
+        """An attempt at this version has stored all or some of these files."""
         if self._newest is None or version > self._newest:
             self._early.update(dict.fromkeys(set(files) - self._known, version))
         else:
@@ -100,13 +100,13 @@ class NeededFiles:
         return set(files - self._durable)
 
     def undurable_handles(self, batches: Iterable[BatchFinished]) -> list[StateHandle]:
-        """What these name and is not known to be in storage, in order."""
+        """The files that these name and that are not known to be in storage, in order."""
         handles = dict.fromkeys(handle for batch in batches for handle in batch.handles.values())
         return [handle for handle in handles if not handle.files <= self._durable]
 
     @property
     def durable(self) -> AbstractSet[str]:
-        """What is known to be in storage."""
+        """The files that are known to be in storage."""
         return self._durable
 
     @property
@@ -119,7 +119,7 @@ class NeededFiles:
         return set(self._working).union(*self._completed.values(), *self._held.values(), *wanted)
 
     def discard(self, wanted: Iterable[AbstractSet[str]]) -> tuple[str, ...]:
-        """What nothing needs any more; it is forgotten here."""
+        """Remove and return the files that nothing needs any more."""
         garbage = self._known - self.needed(wanted)
         self._known -= garbage
         self._durable -= garbage

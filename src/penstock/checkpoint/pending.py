@@ -47,7 +47,7 @@ class Pending:
 
     @property
     def declined(self) -> SnapshotDeclined | None:
-        """What makes it impossible: a snapshot of an attempt that Spark kept. Which those are is known when the batch is finished."""
+        """Failed snapshots. Those of attempts that Spark kept make the checkpoint impossible, which is known when the batch is finished."""
         if self.batch is None:
             return None
         waited_for = {subtask: self.batch.handles[subtask].files for subtask in self.missing()}
@@ -66,7 +66,7 @@ class Pending:
                 self.acknowledged[subtask] = handle
 
     def take(self, versions: dict[SubtaskId, StateHandle]) -> None:
-        """At least once: a version at or after the barrier will do. What is being written stays as it is."""
+        """At least once: take a version at or after the barrier. A checkpoint that is being written does not change."""
         if self.batch is not None and self.writing is None:
             self.acknowledged = versions
 
@@ -82,7 +82,7 @@ class Pending:
         return [] if self.batch is None else sorted(set(self.batch.handles) - set(self.acknowledged))
 
     def who_is_late(self, timeout_s: float) -> str:
-        """What it waited for in vain, for people."""
+        """Describes for people what the checkpoint waited for in vain."""
         after = f"after {duration(timeout_s)}"
         if self.batch is None:
             return f"{after}: its batch is still being processed; if that is normal, raise checkpoint.timeout"
@@ -107,7 +107,7 @@ class Pending:
 
 
 PAUSE_AFTER_FAILURE_S = 5.0
-"""So long, or `min_pause`, whoever waits for a checkpoint waits for the next when one has failed."""
+"""The pause before a requested checkpoint is tried again after a failure, unless `min_pause` is longer."""
 
 
 class UnderWay:
@@ -119,7 +119,7 @@ class UnderWay:
         self._last_end = float("-inf")
         self._last_failure = float("-inf")
         self._ahead: set[CheckpointId] = set()
-        """Those that are triggered before it was time, because somebody waits for them."""
+        """Checkpoints that were triggered early, because of a request."""
         self._failures_in_a_row = 0
         self.pending: dict[CheckpointId, Pending] = {}
 
@@ -127,7 +127,7 @@ class UnderWay:
 
     @property
     def full(self) -> bool:
-        """Whether no other may be triggered beside them."""
+        """Whether `max_concurrent` checkpoints are under way."""
         return len(self.pending) >= self._settings.max_concurrent
 
     def is_time(self, now: EventTimestamp) -> bool:
@@ -138,13 +138,13 @@ class UnderWay:
         )
 
     def due(self, now: EventTimestamp, *, at_once: bool = False) -> bool:
-        """Whether the next one may begin. `at_once`: somebody waits for it, who is not to wait for the interval."""
+        """Whether the next one may begin. `at_once`: a request waits for it, so the interval does not matter."""
         pause_s = max(PAUSE_AFTER_FAILURE_S, self._settings.min_pause_s)
         may_be_ahead = at_once and now.monotonic - self._last_failure >= pause_s
         return (may_be_ahead or self.is_time(now)) and not self.full
 
     def trigger(self, checkpoint: CheckpointId, now: EventTimestamp, *, ahead: bool = False) -> Pending:
-        """Begin one. `ahead`: only because somebody waits for it."""
+        """Begin one. `ahead`: early, only because of a request."""
         if ahead:
             self._ahead.add(checkpoint)
         else:
@@ -155,7 +155,7 @@ class UnderWay:
     # ── looking ────────────────────────────────────────────────────────────────────────────────
 
     def in_order(self) -> list[Pending]:
-        """The oldest first."""
+        """All pending checkpoints, the oldest first."""
         return [self.pending[number] for number in sorted(self.pending)]
 
     def not_being_written(self) -> list[Pending]:
@@ -163,12 +163,12 @@ class UnderWay:
         return [one for one in self.in_order() if not one.writing]
 
     def in_the_way(self) -> list[Pending]:
-        """Those that must be given up before another one may be triggered, as far as they can be."""
+        """Those that must be given up before another may be triggered, if they can be given up."""
         too_many = len(self.pending) - self._settings.max_concurrent + 1
         return self.not_being_written()[: max(0, too_many)]
 
     def late(self, now: EventTimestamp) -> list[tuple[Pending, str]]:
-        """Those of them whose time is over, and what each of them waited for."""
+        """Those that have timed out, and what each waited for."""
         timeout_s = self._settings.timeout_s
         return [
             (one, one.who_is_late(timeout_s))
@@ -209,7 +209,7 @@ class UnderWay:
     def given_up(
         self, pending: Pending, reason: FailureReason, detail: str, now: EventTimestamp, back_to: CheckpointId
     ) -> list[FailJob]:
-        """It never will. If that is more than is tolerated, the job goes `back_to` its last checkpoint."""
+        """End a checkpoint that never completes. If too many have failed in a row, the job goes `back_to` its last checkpoint."""
         counts = reason.counts and pending.checkpoint not in self._ahead
         self._end(pending, now)
         self._last_failure = now.monotonic if reason.counts else self._last_failure

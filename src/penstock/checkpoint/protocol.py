@@ -63,27 +63,27 @@ class DueCommits:
         self._committing: set[TransactionName] = set()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of transactions that are not committed yet."""
         return len(self._uncommitted)
 
     @property
     def committing(self) -> int:
-        """How many of them may be committed: somebody was told to."""
+        """Transactions handed to a committer and not confirmed yet."""
         return len(self._committing)
 
     @property
     def uncommitted(self) -> tuple[PreCommitted, ...]:
-        """All of them, oldest batch first."""
+        """All uncommitted transactions, oldest batch first."""
         return tuple(self._uncommitted.values())
 
     def promised(self, up_to: CheckpointId) -> tuple[PreCommitted, ...]:
-        """What a metadata whose state has seen the batches up to this one must name."""
+        """The transactions that a metadata must name if its state has seen the batches up to this one."""
         if self._mode is Mode.AT_MOST_ONCE:
             return ()
         return tuple(one for one in self._uncommitted.values() if one.checkpoint <= up_to)
 
     def are_committed(self, completed: Completed) -> bool:
-        """Whether all that a checkpoint of this run promised is visible. What earlier runs promised was committed before this one began."""
+        """Whether all that a checkpoint of this run promised is committed. Promises of earlier runs were committed before it began."""
         return not any(one.name in self._uncommitted for one in completed.transactions)
 
     def batch_finished(self, event: BatchFinished) -> list[Action]:
@@ -159,7 +159,7 @@ class Protocol:
 
     @property
     def undurable_handles(self) -> list[StateHandle]:
-        """What pending checkpoints and the working version name and is not known to be in storage."""
+        """Files that pending checkpoints and the working version name, and that are not known to be in storage."""
         batches = [*(pending.batch for pending in self.pending.values()), self._newest]
         return self.files.undurable_handles(batch for batch in batches if batch)
 
@@ -187,12 +187,12 @@ class Protocol:
     def settled(self) -> bool:
         """Whether a drain is over: the newest batch is in a completed checkpoint and every transaction is committed.
 
-        Never before `Drain` was taken: until then batches may be finished that nothing has been told about here.
+        Never before `Drain` was taken: until then the protocol may not know of all finished batches.
         """
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
         return self._draining and not self.pending and not self.commits and self.last_completed >= newest
 
-    # ── being told ─────────────────────────────────────────────────────────────────────────────
+    # ── events ─────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: EventTimestamp) -> list[Action]:  # noqa: C901, PLR0911 - one line an event
         """Take one event; return what must be done, in this order."""
@@ -287,7 +287,7 @@ class Protocol:
     # ── triggering and completing ──────────────────────────────────────────────────────────────
 
     def _due(self, now: EventTimestamp) -> bool:
-        """Whether it is time for a checkpoint: by the settings, or because somebody waits for one and none is under way that has it all."""
+        """Whether a checkpoint is due: by the settings, or because of a request that no pending checkpoint satisfies."""
         newest = max([self.last_completed, *self.pending])
         at_once = any(at_least > newest for at_least in self._waited_for.values())
         return self._under_way.due(now, at_once=at_once)
@@ -364,6 +364,6 @@ class Protocol:
         return [Discard(checkpoints, garbage)] if garbage or checkpoints else []
 
     def _wanted(self) -> list[set[str]]:
-        """What pending checkpoints may come to name."""
+        """The files that pending checkpoints may name."""
         later = [self._later.files_since(min(self.pending))] if self._later and self.pending else []
         return [*later, *(pending.files for pending in self.pending.values())]

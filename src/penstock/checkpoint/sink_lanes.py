@@ -1,4 +1,4 @@
-"""One thread a sink: what calls a sink is done in order, and beside what calls the others. Driver, one per run.
+"""One thread per sink: calls of a sink run in order, and concurrently with calls of other sinks. Driver, one per run.
 
 A call that never returns cannot be interrupted. Whoever ends the job leaves it behind in its thread, and that thread does nothing more.
 """
@@ -20,12 +20,12 @@ from penstock.log_fields import in_context
 T = TypeVar("T")
 
 LEAVE_AFTER_S = 10.0
-"""So long whoever ends the job now waits for a call of a sink that is under way."""
+"""How long the end of a job waits for a running call of a sink."""
 _LOOK_S = 0.1
 
 
 class SinkLanes:
-    """Takes tasks until it is closed. `perform` runs one; a lane ends when it says False, the others go on."""
+    """Takes tasks until it is closed. `perform` runs one; if it returns False, the lane ends and the others continue."""
 
     def __init__(self, perform: Callable[[SinkCall], bool]) -> None:
         self._perform = perform
@@ -36,7 +36,7 @@ class SinkLanes:
         self._left = False
 
     def put(self, task: SinkCall) -> None:
-        """Add a task behind those of the same sink; returns at once. After `close` it is left to the next run."""
+        """Queue a task after those of the same sink; returns at once. After `close` it is left to the next run."""
         with self._lock:
             if self._closed:
                 return
@@ -52,9 +52,9 @@ class SinkLanes:
                 lane.put(None)
 
     def join(self, given_up: Callable[[], bool] = lambda: False) -> list[str]:
-        """Wait until that is so. Once `given_up` says so, wait only `LEAVE_AFTER_S` longer; returns the sinks whose call has not returned.
+        """Wait until all tasks are done, but at most `LEAVE_AFTER_S` once `given_up` returns true. Returns the sinks with unfinished calls.
 
-        Such a call may still come through: for its target it is one of a run that is over.
+        Such a call may still succeed: its target sees a call of a run that is over.
         """
         left_s = LEAVE_AFTER_S
         while busy := [sink for sink, thread in self._threads.items() if thread.is_alive()]:
@@ -68,11 +68,11 @@ class SinkLanes:
 
     @property
     def is_left(self) -> bool:
-        """Whether nobody waits for a call that is still under way."""
+        """Whether running calls were abandoned."""
         return self._left
 
     def leave(self) -> None:
-        """Begin no further task, also when a call that is under way returns some day."""
+        """Begin no further task, even if a running call returns later."""
         self._left = True
         self.close()
 
@@ -110,12 +110,12 @@ class RecoveryCalls:
         self._lanes.leave()
 
     def check(self) -> None:
-        """Raise if the job ends now, or the recovery has ended without this call, so that nothing further is to begin."""
+        """Raise if the job ends now, or the recovery has ended, so that no further call begins."""
         if self._lanes.is_left or (self._given_up is not None and self._given_up()):
             raise UnavailableError("the job ends now, and no further call was made; the next run makes it")
 
     def __call__(self, sink: str, call: Callable[[], T]) -> T:
-        """What the call returns, or raises, as the job may tell it."""
+        """The result of the call; an error is reduced as in `call_sink`."""
         return self._made(sink, partial(call_sink, sink, call, shows_rows=self._shows_rows))
 
     def _made(self, sink: str, call: Callable[[], T]) -> T:
@@ -143,7 +143,7 @@ def _done(call: SinkCall) -> bool:
 def _answer(answer: Future[T], call: Callable[[], T]) -> None:
     try:
         answer.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the answer
+    except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the answer
         answer.set_exception(error)
 
 

@@ -18,7 +18,7 @@ StoredLifetimes = Mapping[str, StoredLifetime]
 
 
 def columns_of(layout: StateLayout, switched_on_us: Mapping[str, int] | None = None) -> OperatorColumns:
-    """The columns of an operator's state, as metadata records them. `switched_on_us`: by column of stamps, since when it counts."""
+    """The columns of an operator's state, as metadata records them. `switched_on_us`: since when each column of stamps counts."""
     since = switched_on_us or {}
     tables = {
         table.name: TableColumns(
@@ -55,7 +55,7 @@ def stored_layout(columns: OperatorColumns) -> StateLayout:
         pa.ArrowException,
         OSError,
         ValueError,
-    ) as error:  # Arrow says `OSError` about bytes that make no sense
+    ) as error:  # Arrow raises `OSError` for invalid bytes
         why = f"the columns of state by ({', '.join(columns.key)}) cannot be read: {error}"
         raise CorruptStateError(
             f"{why}; nothing was changed; restore an older checkpoint, or take another copy of the savepoint",

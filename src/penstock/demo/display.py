@@ -23,7 +23,7 @@ REFRESH_PER_S = 8
 
 @dataclass
 class Scene:
-    """Everything the panel shows."""
+    """The values that the panel shows."""
 
     doing: str = "writing page views"
     written: int = 0
@@ -52,7 +52,7 @@ class DemoDisplay:
         return self._live if self._console.is_terminal else nullcontext()
 
     def note(self, text: str, style: str = "") -> None:
-        """Say something that stays."""
+        """Print a line that stays on the screen."""
         stamp = (f"{self._elapsed_s():6.1f} s  ", "dim")
         self._console.print(Text.assemble(stamp, (text, style)), soft_wrap=True)
 
@@ -72,7 +72,7 @@ class DemoDisplay:
             self.note(self._scene.doing)
 
     def driver_started(self, message: Started, where: str) -> None:
-        """The job runs."""
+        """Show that the job runs, and from where it resumed."""
         self._scene.doing = "counting"
         self._scene.run, self._scene.read = message.run, message.read
         self._scene.checkpoint = message.restored_from
@@ -93,12 +93,12 @@ class DemoDisplay:
         self._print_plain()
 
     def driver_killed(self, what: str, kills: int) -> None:
-        """The driver is gone."""
+        """Show that the driver was killed as planned."""
         self._scene.kills, self._scene.doing = kills, "killed"
         self.note(what, style="bold red")
 
     def finished(self) -> None:
-        """The job is done."""
+        """Show that the job has finished."""
         self._scene.doing = "done"
         self.note(f"finished after {counted(self._scene.kills, 'kill')}")
 

@@ -133,7 +133,7 @@ class DemoSupervisor:
         )
 
     def _watch(self, driver: subprocess.Popen[bytes]) -> Ending | None:
-        """Follow a driver until it is gone; returns what it said of its end."""
+        """Follow a driver until it is gone; returns its last message about the end."""
         messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         listener = threading.Thread(target=_listen, args=(driver, messages), daemon=True)
         listener.start()

@@ -35,12 +35,12 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def root(self) -> Path:
-        """The demonstration's folder."""
+        """The folder of the demonstration, as a path."""
         return Path(self.folder)
 
     @property
     def log_path(self) -> Path:
-        """The input."""
+        """The partitioned log that the job reads."""
         return self.root / "page-views.log"
 
     @property
@@ -135,7 +135,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class DriverFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The job gave up."""
+    """The job failed, and its restart strategy gave up."""
 
     error: str
 

@@ -34,7 +34,7 @@ Ledger = Mapping[str, Checksums]
 
 
 def true_counts(log: PartitionedLog) -> Ledger:
-    """What the log holds."""
+    """The correct counts, computed from the log alone."""
     table = log.table().combine_chunks()
     apps = table.column("app").combine_chunks().dictionary_encode()
     codes = apps.indices.to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""What every loop that calls user code shares: limits, the encoding of what it gives, and whom an error is blamed on. Executors.
+"""Shared by all loops that call user code: limits, the encoding of results, and the place that an error names. Executors.
 
 The loops themselves are in `process` (key by key, in columns, without a key) and in `window/own_code.py`.
 """

@@ -234,7 +234,7 @@ class PieceLimits:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some keys with all their rows and what the state holds of them."""
+    """Some keys with all their rows and their stored state."""
 
     grouped: Grouped
     stored: pa.RecordBatch

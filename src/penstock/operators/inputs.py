@@ -51,7 +51,7 @@ def travelling_names(kind: str, columns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """What a subtask gets of a batch."""
+    """The rows that a subtask receives in a batch."""
 
     own: pa.Table
     broadcast: pa.Table | None = None

@@ -88,7 +88,7 @@ class Timers:
             self._tables[KINDS[kind]].write(keys, index, at_us, gone)
 
     def due(self) -> Due:
-        """What is waited for when the batch is over. Called after all writing."""
+        """The moments that the state waits for after the batch. Called after all writing."""
         return Due(self._tables[EVENT_TIME].first(), self._tables[CLOCK].first())
 
 
@@ -103,7 +103,7 @@ class _TimerTable:
         self._deleted: list[SortedBatch] = []
 
     def due(self, kind: int) -> list[pa.Table]:
-        """Those that are due, in the order of time, as rows with nothing but a key."""
+        """The timers that are due, in the order of time, as rows with only a key."""
         if self._after_us >= self.until_us:
             return []
         return [self._as_rows(part, kind) for part in self._table.until(self.until_us, after=self._after_us)]
@@ -183,7 +183,7 @@ def _apart(both: Grouped) -> tuple[Grouped, DueTimers]:
 
 @dataclass(frozen=True)
 class TimedPiece:
-    """Some keys with their rows and their state, when what is touched of them was touched, and which of their timers are due."""
+    """Some keys with their rows and their state, when that state is touched, and which of their timers are due."""
 
     piece: Piece
     touches: TouchTimes

@@ -62,7 +62,7 @@ class StorageAwayError(UnavailableError):
 
 @dataclass
 class Absence:
-    """Since when no claim is visible to a start, and which run has met that."""
+    """Since when a start sees no claim, and which run noticed it."""
 
     clock: Clock = SYSTEM_CLOCK
     since_s: float | None = None
@@ -93,7 +93,7 @@ class Absence:
 
 @dataclass
 class Claimant:
-    """One `start` of a job. Its first claim takes the job from anybody, its later ones (restarts) only from itself."""
+    """One `start` of a job. Its first claim takes the job from any owner, its later ones (restarts) only from itself."""
 
     token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(CLAIMANT_DIGITS))
     first_run: RunId | None = None
@@ -110,7 +110,7 @@ class Claimant:
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of one run to the job in this storage. Whoever completes, commits or deletes checks it right before."""
+    """The claim of one run to the job in this storage. It is checked right before anything is completed, committed or deleted."""
 
     storage: Storage
     run: RunId
@@ -187,7 +187,7 @@ def newest_run(storage: Storage) -> RunId:
 
 
 def read_run(storage: Storage, run: RunId) -> RunRecord:
-    """What a run said when it claimed the job."""
+    """The record that a run wrote when it claimed the job."""
     return read_record(storage, f"runs/{run}.json", _RUN_RECORDS)
 
 
@@ -236,13 +236,13 @@ def _lost_to(storage: Storage, owner: RunId) -> FencedError:
 
 
 def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
-    """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
+    """Delete the records of old runs. The newest ones stay: they decide the line of descent."""
     files = records(storage, "json", "restored", "alive", "ended", "plan", "live")
     storage.delete([name for name, number in files if number <= run - keep])
 
 
 class Descent(msgspec.Struct, frozen=True):
-    """From which checkpoint a run went on: `runs/<k>.restored`, written once, before the run does anything else."""
+    """The checkpoint from which a run resumed: `runs/<k>.restored`, written once, before the run does anything else."""
 
     run: int
     restored_from: Annotated[int, msgspec.Meta(ge=NO_CHECKPOINT)]
@@ -254,10 +254,10 @@ _DESCENTS = msgspec.json.Decoder(Descent)
 
 
 def record_descent(claim: Claim, restored_from: CheckpointId, completed_by: int | None = None) -> None:
-    """Say which checkpoint this run goes on from. Whatever earlier runs have beyond it counts for nothing from now on.
+    """Record the checkpoint from which this run resumes. From now on, later checkpoints of earlier runs do not count.
 
     Raises `FencedError` when another run has claimed the job meanwhile, and then leaves no record: it may have decided without it.
-    Whoever claims the job after this has returned reads the record, and keeps to it.
+    A run that claims the job after this has returned reads the record and follows it.
     """
     name = f"runs/{claim.run}.restored"
     claim.storage.create(name, msgspec.json.encode(Descent(claim.run, restored_from, completed_by)))
@@ -269,7 +269,7 @@ def record_descent(claim: Claim, restored_from: CheckpointId, completed_by: int 
 
 
 def read_descent(storage: Storage, run: RunId) -> Descent:
-    """Where one run went on from."""
+    """The checkpoint from which one run resumed."""
     name = f"runs/{run}.restored"
     descent = read_record(storage, name, _DESCENTS)
     if descent.run != run:
@@ -278,18 +278,18 @@ def read_descent(storage: Storage, run: RunId) -> Descent:
 
 
 def read_descents(storage: Storage) -> list[Descent]:
-    """Where the runs went on from; a run that died before it decided is not in the list, and did nothing."""
+    """The checkpoints from which the runs resumed. A run that died before it decided is not in the list, and did nothing."""
     found: list[Descent] = []
     for _, run in records(storage, "restored"):
         try:
             found.append(read_descent(storage, RunId(run)))
-        except FileNotFoundError:  # its run was fenced in this moment, and has taken its word back
+        except FileNotFoundError:  # its run was fenced in this moment, and deleted its record
             continue
     return found
 
 
 def newest_descent(descents: Sequence[Descent]) -> Descent | None:
-    """That of the newest run that has decided."""
+    """The record of the newest run that has decided."""
     return max(descents, key=lambda one: one.run, default=None)
 
 
@@ -366,7 +366,7 @@ def is_gone(pid: int, started: str) -> bool:
 
 
 def process_start(pid: int) -> str:
-    """Tell one process from a later one with the same pid; '' when there is none (or the system does not say)."""
+    """The start time of a process, which distinguishes it from a later one with the same pid; '' if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

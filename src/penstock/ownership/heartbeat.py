@@ -1,4 +1,4 @@
-"""Whether a run is alive. A courtesy to whoever starts a job twice, and to whoever looks: safety does not rest on it. Driver."""
+"""Heartbeats: whether a run is alive. They inform a second start and the views of a job; safety does not depend on them. Driver."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[float, float]] = {}
-        """By run: what its heartbeat said last, and when that was seen first."""
+        """By run: its last heartbeat, and when that was first seen."""
 
     def is_felt(self, heartbeat: Heartbeat, now: float) -> bool:
         """Whether it has changed lately. One that is seen for the first time is believed if the clocks may differ so far."""
@@ -175,7 +175,7 @@ def _is_of_this_machine(record: RunRecord) -> bool:
 
 
 def last_beat(storage: Storage, run: RunId) -> Heartbeat | None:
-    """What a run said last of being alive; None when it never did."""
+    """The last heartbeat of a run; None if it has none."""
     try:
         return read_record(storage, f"runs/{run}.alive", _HEARTBEATS)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Holds: somebody who does not own the job reads a checkpoint of it, and asks that nothing of it is deleted meanwhile. Driver, readers.
+"""Holds: a reader that does not own the job keeps a checkpoint from being deleted while it reads it. Driver and readers.
 
 `holds/<token>.json` says until when it is good, and is renewed by whoever put it there. A reader puts its hold first, then chooses the
 newest checkpoint, and then says in the hold which one it is: that one alone is kept for it. The run that owns the job looks for good holds
@@ -35,7 +35,7 @@ RENEW_S = 20.0
 BELIEVED_S = 3600.0
 """A hold that says to be good for longer than this is not one of ours, or a clock is wrong: it must not keep checkpoints for ever."""
 FAR_S = 1e9
-"""A difference of clocks is told up to this one."""
+"""The largest difference of clocks that is reported."""
 TOKEN_DIGITS = 32
 ANY = -1
 """In the place of a checkpoint's number."""
@@ -44,11 +44,11 @@ _FILE = re.compile(r"holds/([0-9a-f]{1,64})\.json")
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """What lies in storage."""
+    """The content of `holds/<token>.json`."""
 
     token: str
     until: float
-    """Seconds since the epoch, by the clock of whoever holds."""
+    """Seconds since the epoch, by the clock of the reader."""
     why: str = ""
     checkpoint: int = ANY
     """Nothing but this one is held; `ANY`: its reader has not chosen yet."""
@@ -67,7 +67,7 @@ _HOLDS = msgspec.json.Decoder(Hold)
 
 
 def name_of(token: str) -> str:
-    """Where a hold lies."""
+    """The name of the file of a hold."""
     return f"holds/{token}.json"
 
 
@@ -89,7 +89,7 @@ class FoundHolds(NamedTuple):
     good: list[Hold]
     """To be respected."""
     old: list[str]
-    """Files of dead readers, and what nobody can read: whoever owns the job may delete them."""
+    """Holds of dead readers and unreadable files: the owner of the job may delete them."""
 
 
 def find_holds(storage: Storage, now: float) -> FoundHolds:
@@ -99,7 +99,7 @@ def find_holds(storage: Storage, now: float) -> FoundHolds:
     for name, hold in found.items():
         if hold is not None and hold.until >= now + BELIEVED_S:
             _log.warning(
-                "%s in %s is not believed: it is to be good for %s, and no hold is. Whoever reads holds nothing; set the clock there",
+                "%s in %s is not believed: it is to be good for %s, and no hold is. The reader holds nothing; set the clock there",
                 *(name, storage.uri, duration(min(hold.until - now, FAR_S))),
             )
     good = [hold for hold in found.values() if hold is not None and hold.is_good(now)]

@@ -49,11 +49,11 @@ ENDED = "ended"
 
 
 DID_NOT_SAY = "did not say"
-"""Of a process that was killed, or of a machine that is gone: whoever dies so says nothing."""
+"""The process was killed, or its machine is gone: it could not record its end."""
 
 
 class RunOutcome(enum.StrEnum):
-    """The ways in which a run ends when it can still say so."""
+    """The ways in which a run ends, as far as it can record that."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -65,13 +65,13 @@ class RunOutcome(enum.StrEnum):
 
 
 class RunEnd(msgspec.Struct, frozen=True):
-    """The last word of a run."""
+    """The record of how a run ended."""
 
     run: int
     how: str
     at: float
     error: str = ""
-    """The class of what made it end; '' when nothing did."""
+    """The class of the error that ended it; '' if there was none."""
     why: str = ""
 
 
@@ -79,19 +79,19 @@ _ENDS = msgspec.json.Decoder(RunEnd)
 
 
 def end_of(run: RunId, how: RunOutcome, at: float, error: BaseException | None = None) -> RunEnd:
-    """What is written down about an end."""
+    """The record of an end."""
     if error is None:
         return RunEnd(run, how, at)
     return RunEnd(run, how, at, type(error).__name__, _cut(str(error)))
 
 
 def record_end(storage: Storage, end: RunEnd) -> None:
-    """Write it down. A later word replaces it: a run that was to be tried again may find that it has lost the job."""
+    """Write the record. A later one replaces it: a run that was about to restart may find that it has lost the job."""
     storage.put(f"runs/{end.run}.ended", msgspec.json.encode(end))
 
 
 def read_end(storage: Storage, run: RunId) -> RunEnd | None:
-    """What a run said last; None when it said nothing. Raises `CorruptStateError` when that is not readable."""
+    """The recorded end of a run; None if it recorded none. Raises `CorruptStateError` if the record is not readable."""
     try:
         return read_record(storage, f"runs/{run}.ended", _ENDS)
     except FileNotFoundError:
@@ -114,11 +114,11 @@ class RunEnds:
     clock: Clock = SYSTEM_CLOCK
 
     def restarted(self, error: BaseException) -> None:
-        """The run failed, and the job goes back. It is not said to be over: nobody is to start the job meanwhile."""
+        """The run failed, and the job restarts. The run is not marked as ended, so that no other start takes the job meanwhile."""
         self._record(RunOutcome.RESTARTED, error, over=False)
 
     def pause(self, delay_s: float, stopping: threading.Event) -> None:
-        """Let time pass before the next attempt, in which the job is to be taken for running. A stop ends it."""
+        """Wait before the next attempt. The heartbeat continues meanwhile, and a stop ends the wait."""
         until = self.clock.monotonic() + delay_s
         while (left := until - self.clock.monotonic()) > 0:
             if self.clock.wait(stopping, min(left, HEARTBEAT_S)):
@@ -126,7 +126,7 @@ class RunEnds:
             self._beat()
 
     def ended(self, how: RunOutcome, error: BaseException | None = None) -> None:
-        """The last run of this start is over: the next start is not told that the job is running."""
+        """The last run of this start is over: the next start must not take the job for running."""
         self._record(RunOutcome.FENCED if isinstance(error, FencedError) else how, error, over=True)
 
     def _record(self, how: RunOutcome, error: BaseException | None, *, over: bool) -> None:
@@ -172,11 +172,11 @@ class ListedRun(msgspec.Struct, frozen=True):
     end: RunEnd | None
     alive: bool
     unreadable: tuple[str, ...] = ()
-    """What is wrong with records of this run."""
+    """The problems of the records of this run."""
 
     @property
     def how(self) -> str:
-        """How it ended, in one word; or that it runs, or that it did not say."""
+        """How it ended, in one word; or that it is running, or that it recorded no end."""
         if self.alive:
             return RUNNING
         if self.end is not None:
@@ -185,7 +185,7 @@ class ListedRun(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """What made it end; '' when nothing did, or nobody knows."""
+        """The error that ended it; '' if there was none, or it is not known."""
         return f"{self.end.error}: {self.end.why}" if self.end is not None and self.end.error else ""
 
     @property
@@ -234,7 +234,7 @@ class EarlierAttempts:
     restored_from: frozenset[int] = frozenset()
     """The checkpoints that their runs have gone on from."""
     have_claimed: bool = False
-    """Whether one of them had the job: whoever has it by now is not to be disturbed."""
+    """Whether one of them had the job: then its current owner is not disturbed."""
     are_long: bool = False
     """There were so many runs that the records of the first are gone."""
 

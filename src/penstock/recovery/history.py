@@ -78,7 +78,7 @@ class StoredJob:
 
     @property
     def checkpoint(self) -> Completed | None:
-        """The checkpoint to restore."""
+        """The checkpoint to restore; None for a job without one."""
         return self.retained[-1] if self.retained else None
 
 
@@ -289,8 +289,8 @@ def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) ->
     if wanted is None and whole and wrong:
         raise CorruptStateError(
             f"the newest checkpoint of the job in {storage.uri} cannot be read: {wrong}. Nothing was changed. Checkpoint "
-            f"{whole[-1].checkpoint} is whole, but what came after it may have been committed, and would be written again by who goes on "
-            "from it. Bring the files back from a copy, or choose that one by its number to accept this",
+            f"{whole[-1].checkpoint} is whole, but what came after it may have been committed, and would be written again by a job "
+            "that resumes from it. Bring the files back from a copy, or choose that one by its number to accept this",
             whole=whole[-1].checkpoint,
         )
     there = f"there are {', '.join(str(one.checkpoint) for one in whole)}" if whole else "there is none"

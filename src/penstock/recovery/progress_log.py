@@ -153,7 +153,7 @@ class ProgressLog:
 
     @property
     def folder(self) -> str:
-        """Its name in storage."""
+        """The folder of this log in the job's storage."""
         return f"{FOLDER}/{self.run}"
 
     @property
@@ -236,7 +236,7 @@ def set_out(
             sources.take_up(notes, _same_sources(decided.of(run, before), undecided))
         log.say_who_decides(undecided)
     names = [name for names in earlier.values() for name in names]
-    # What says that the notes are whole comes behind them, and goes before them.
+    # The mark of completeness is written after the notes, and deleted before them.
     log.storage.delete(sorted(names, key=lambda name: not name.endswith(_UNDECIDED)))
     return sources
 
@@ -247,7 +247,7 @@ def _left_by(
     """All files of earlier runs, and for each run, the newest first, who had to decide and what was noted.
 
     A run that was replaced, and does not know it yet, may be taking over what an older one has left: it copies it and then deletes it.
-    Who looks into the one folder before that, and into the other behind it, sees it nowhere. So one looks again, until nothing has moved.
+    A reader that lists one folder before the move and the other after it sees the file nowhere. So both are listed until nothing moved.
     """
     for _ in range(MOST_LOOKS):
         earlier = log.earlier()
@@ -259,7 +259,7 @@ def _left_by(
         if _noted_in(log.earlier()) == _noted_in(earlier):
             return earlier, left
     raise UnavailableError(
-        f"what earlier runs have left in {log.storage.uri}/{FOLDER} changes all the time: another run has taken the job over, or somebody "
+        f"what earlier runs have left in {log.storage.uri}/{FOLDER} changes all the time: another run has taken the job over, or a program "
         "is deleting it",
         folder=FOLDER,
     )
@@ -273,7 +273,7 @@ def _noted_in(folders: Mapping[int, Sequence[str]]) -> list[str]:
 class _Decided:
     """Which decisions of earlier runs hold for this one: those of runs that went on from the same checkpoint, or that led to it.
 
-    Another run decided for another history: before the job began with a savepoint, or before somebody let a source begin anew.
+    Another run decided for another history: before the job started from a savepoint, or before a source was reset.
     """
 
     def __init__(self, log: ProgressLog, anew: Collection[str]) -> None:

@@ -23,7 +23,7 @@ from penstock.wording import duration
 
 
 class RestartStrategy(ABC):
-    """Decides after each failure."""
+    """Decides after each failure whether the job restarts, and after which delay."""
 
     @property
     def counts_attempts(self) -> bool:
@@ -32,7 +32,7 @@ class RestartStrategy(ABC):
 
     @property
     def counts_up_to(self) -> int:
-        """So many of the newest failures it must be told of, to see that there are too many; whoever remembers them keeps that many."""
+        """How many of the newest failures the strategy needs in order to decide; the caller keeps that many."""
         return 1
 
     @abstractmethod
@@ -200,10 +200,10 @@ def exponential_delay(
 MOST_IN_A_ROW = 3
 MOST_IN_A_ROW_AVAILABLE_NOW = 2
 LEAST_TIME_S = 120.0
-"""A job that nobody waits for goes on at least so long: not every outage can be told from a mistake, and most are over by then."""
+"""A continuous job keeps restarting at least this long: not every outage can be distinguished from a mistake, and most are over by then."""
 
 _MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""Kinds of OSError that are about a name that somebody wrote down."""
+"""Kinds of OSError that point to a wrong name in the configuration."""
 _NAMES = frozenset({"OperationalError", "InterfaceError", "KafkaException", "RpcError", "AutoReconnect"})
 _ENDS = (
     *("Timeout", "TimeoutError", "TimeoutException", "TimedOut", "Unavailable", "UnavailableError"),

@@ -1,4 +1,4 @@
-"""What a start is told about uids and positions that are not as in the checkpoint: checked before anything is changed. Pure; driver."""
+"""Options of a start for uids and positions that differ from the checkpoint: checked before anything is changed. Pure; driver."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _checked_position(uid: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class PositionChoice:
-    """Where one source goes on by choice, and what is to be said about it."""
+    """The chosen position of one source, and the message for the log."""
 
     lines: tuple[str, ...]
     said: str
@@ -211,7 +211,7 @@ def _leaves(position: object, above: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def _told(stored: Sequence[str], lines: Sequence[str]) -> str:
-    """What is left out, and what is read again, as far as positions are numbers."""
+    """The rows that are skipped and those that are read again, as far as positions are numbers."""
     skipped = again = 0
     for before, after in zip(stored, lines, strict=False):
         here = dict(_leaves(position_of(before)))

@@ -150,7 +150,7 @@ def plan_restore(
     first_run: RunId | None = None,
     latest: Latest = unknown_end,
 ) -> RestorePlan:
-    """Plan how the run of `claim` resumes the job; raises if the current job cannot resume from what is stored.
+    """Plan how the run of `claim` resumes the job; raises if the current job cannot resume from the stored checkpoint.
 
     `first_run`: the first run of this start, or None before it has claimed the job. `latest`: asks a source where it ends now.
     """
@@ -193,7 +193,7 @@ def _check_key_groups(checkpoint: Completed | None, spec: JobSpec) -> None:
 
 
 def _under_current_uids(stored: StoredJob, spec: JobSpec, options: RestoreOptions) -> ResumePoint:
-    """What is stored, under the uids of the current job."""
+    """The stored checkpoint and record, under the uids of the current job."""
     point, rename = ResumePoint(stored.checkpoint, stored.started), options.rename
     check_renames(point.checkpoint, point.stored_barrier, spec.uids, rename)
     return ResumePoint(

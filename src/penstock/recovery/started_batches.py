@@ -57,7 +57,7 @@ class StartedBatch(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> CheckpointId:
-        """The batch's number."""
+        """The number of the batch, as a checkpoint id."""
         return CheckpointId(self.batch)
 
     @property
@@ -75,7 +75,7 @@ def record_started(storage: Storage, begun: StartedBatch) -> None:
 
 
 def last_started(storage: Storage) -> StartedBatch | None:
-    """The newest record."""
+    """The record of the newest run that has one."""
     while records := _records(storage):
         name = records[max(records)]
         try:

@@ -57,11 +57,11 @@ class StateMatch:
     change: StateChange
     differences: tuple[Difference, ...]
     is_other_form: bool
-    """Whether what is stored cannot be read as it is, be it only that columns have another order."""
+    """Whether the stored state has to be rewritten, if only because columns have another order."""
 
     @property
     def fits(self) -> bool:
-        """Whether nothing would be lost but what is allowed."""
+        """Whether only state would be lost that may be lost."""
         return not self._refused
 
     @property
@@ -102,7 +102,7 @@ _Members = Mapping[tuple[bool, str], Member]
 
 
 def _by_state(layout: StateLayout, parts: Parts) -> dict[str, dict[tuple[bool, str], Member]]:
-    """For each state, as the user calls it, what is kept of it."""
+    """By the user's name of each state: its stored columns and tables."""
     columns = list(layout.by_name[VALUES].visible)
     found: dict[str, dict[tuple[bool, str], Member]] = {}
     for column in columns:
@@ -125,7 +125,7 @@ class _Comparison:
     differences: list[Difference] = field(default_factory=list)
 
     def result(self) -> StateMatch:
-        """Everything, once."""
+        """Compare all states, and return the match."""
         self._compare_keys()
         parts = self.wanted.parts
         stored, wanted = _by_state(self.stored, parts), _by_state(self.wanted, parts)
@@ -194,7 +194,7 @@ class _Comparison:
         known = {name: how for name, how in values.items() if how is not None}
         return {**identity, **known} if len(known) == len(values) else None
 
-    # ── how it is done ─────────────────────────────────────────────────────────────────────────
+    # ── conversion ─────────────────────────────────────────────────────────────────────────
 
     def _changes(self) -> Iterator[tuple[str, TableChange]]:
         stored, wanted = self.stored.by_name, self.wanted.by_name
@@ -253,7 +253,7 @@ def _exactly(schema: pa.Schema) -> Form:
     return tuple((one.name, one.type) for one in schema)
 
 
-# ── how it is said ─────────────────────────────────────────────────────────────────────────────
+# ── descriptions ─────────────────────────────────────────────────────────────────────────────
 
 
 def _what_is_wrong(stored: str, wanted: str) -> str:

@@ -29,25 +29,25 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 LAST_MOMENT_S = 10.0
-"""So long a cancel waits for a savepoint that is given up to be so: its folder may hang."""
+"""How long a cancel waits until a savepoint has been given up: its folder may hang."""
 LAST_CHECKPOINT_S = 60.0
-"""The last checkpoint of a stop exists already when it is asked for: its event has only to be taken."""
+"""How long a stop waits for its last checkpoint, which exists already: only its event has to be processed."""
 
 
 @dataclass
 class Stop:
-    """How the job is to end, as whoever stopped it first with a wish has said."""
+    """The options of the first stop request."""
 
     drain: bool = False
     drained: bool = False
-    """Whether event time has come to its end."""
+    """Whether event time was advanced to its end."""
     savepoint: bool = False
     to: str | None = None
     token: str = ""
     made: Facts | None = None
-    """Where the savepoint is."""
+    """The facts of the savepoint that was made."""
     error: BaseException | None = None
-    """Why there is none."""
+    """Why the savepoint could not be made."""
 
 
 _CANCELLED = "the job was cancelled before it had stopped: it has no last checkpoint, and what it keeps is decided by checkpoint.on_cancel"
@@ -70,12 +70,12 @@ class JobActions:
         self._storage = storage
         self._claimant = claimant
         self._present = present
-        """The loop of the run that there is at the moment."""
+        """Returns the coordinator loop of the current run, if there is one."""
         self._begin_stop = stop
         self._begin_cancel = cancel
         self._clock = clock
         self._on_savepoint = on_savepoint
-        """Told of each that is whole: its checkpoint, its folder, how long it took (s)."""
+        """Called for each complete savepoint with its checkpoint, its folder and its duration (s)."""
         self._over = threading.Event()
         self._now = threading.Event()
         self._making = threading.Lock()
@@ -83,17 +83,17 @@ class JobActions:
         self.how_to_stop = Stop()
 
     def no_further_run(self) -> None:
-        """The last run is over: nobody waits for a checkpoint any more."""
+        """The last run is over: stop waiting for checkpoints."""
         self._over.set()
 
     def end_now(self) -> None:
         """The job is cancelled, or ends at once: savepoints that are being made are given up."""
         self._now.set()
 
-    # ── what can be asked for ──────────────────────────────────────────────────────────────────
+    # ── actions ──────────────────────────────────────────────────────────────────
 
     def checkpoint(self, token: str, request: Request) -> Facts:
-        """See `Actions.checkpoint`."""
+        """Complete a checkpoint of everything processed so far."""
         completed = self._checkpoint(token, request.until, committed=False)
         self._check_claim()
         return {"checkpoint": completed.checkpoint}
@@ -117,9 +117,9 @@ class JobActions:
                 )
 
     def stop(self, token: str, request: Request) -> None:
-        """See `Actions.stop`. A second stop does not take back what the first has asked for.
+        """Begin to stop the job, see `Actions.stop`. A second stop does not revoke options of the first.
 
-        What is refused is refused first: nobody can start the job again as it was.
+        Refusals come first: a job that has stopped cannot be started again as it was.
         """
         how = self.how_to_stop
         if request.savepoint and not how.savepoint:
@@ -146,7 +146,7 @@ class JobActions:
             raise type(error)(f"{error}; the job was not stopped, and goes on", folder=to) from error
 
     def cancel(self) -> None:
-        """See `Actions.cancel`."""
+        """Begin to cancel the job; its end is the answer."""
         self._begin_cancel()
 
     def settled(self) -> None:
@@ -178,26 +178,28 @@ class JobActions:
                 held.only(completed.checkpoint, completed.run)
                 how.made = self._make_savepoint(completed, how.to, how.token)
                 how.error = None
-        except Exception as error:  # noqa: BLE001 - told to whoever stopped the job
+        except Exception as error:  # noqa: BLE001 - reported as the answer of the stop request
             _log.warning("the job stops, and its savepoint could not be made: %s", error)
             how.error = error
 
     def why_the_stop_failed(
-        self, wish: Request | None = None, *, cancelled: bool = False
+        self, request: Request | None = None, *, cancelled: bool = False
     ) -> BaseException | None:
-        """Behind the last run: why there is no savepoint, or was no drain, although it was asked for; None when all is well.
+        """After the last run: why a savepoint or a drain that was requested was not made; None if everything was.
 
-        `wish`: what the one who is told has asked for; None: all that was. `cancelled`: it was not the stop that ended the job.
+        `request`: the request to answer; None: all of them. `cancelled`: a cancel ended the job, and not the stop.
         """
         how = self.how_to_stop
-        drain, savepoint = (how.drain, how.savepoint) if wish is None else (wish.drain, wish.savepoint)
+        drain, savepoint = (
+            (how.drain, how.savepoint) if request is None else (request.drain, request.savepoint)
+        )
         if drain and not how.drained:
             return UnavailableError(
                 "the job has ended before event time came to its end: it failed, or was stopping already. Nothing is lost. Start it, and "
                 "stop it again with the drain"
             )
         if savepoint and how.made is not None:
-            return None if wish is None else _refused_if_elsewhere(how.made, wish)
+            return None if request is None else _refused_if_elsewhere(how.made, request)
         if not savepoint:
             return UnavailableError(_CANCELLED) if cancelled else None
         if isinstance(how.error, PenstockError):
@@ -278,11 +280,11 @@ class JobActions:
         )
 
 
-def _refused_if_elsewhere(made: Facts, wish: Request) -> ConfigError | None:
+def _refused_if_elsewhere(made: Facts, request: Request) -> ConfigError | None:
     """A second stop that names a folder of its own has its savepoint in that of the first."""
-    if wish.to is None or shown(open_storage(wish.to)) == made["savepoint"]:
+    if request.to is None or shown(open_storage(request.to)) == made["savepoint"]:
         return None
     return ConfigError(
-        f"the job has stopped, and its savepoint is in {made['savepoint']}, where an earlier stop wanted it; there is none in {wish.to}",
+        f"the job has stopped, and its savepoint is in {made['savepoint']}, where an earlier stop wanted it; there is none in {request.to}",
         savepoint=made["savepoint"],
     )

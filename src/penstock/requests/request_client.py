@@ -54,7 +54,7 @@ def living_run(storage: Storage, now: float, pulse: Pulse | None = None) -> RunI
 
 
 def refuse_unless_running(storage: Storage, now: float) -> RunId:
-    """The run that owns the job; raises `ConfigError`, with what is known of the last one, when none is alive."""
+    """The run that owns the job; raises `ConfigError`, with the end of the last run, if none is alive."""
     living = living_run(storage, now)
     if living is not None:
         return living
@@ -84,21 +84,21 @@ class RequestClient:
         self._clock = clock
         self._tell = tell
         self._meanwhile = meanwhile
-        """Called while it waits, with the run that was asked: whoever waits may want to see something."""
+        """Called repeatedly during the wait with the run that was asked, for example to show progress."""
         self._pulse = Pulse()
         self.id = randomness.token(ID_DIGITS)
         self._is_written = False
-        """Whether storage has said so. Until then the request may come there at any time."""
+        """Whether storage has confirmed the write. Until then the request may still arrive at any time."""
 
     def ask(self, kind: Kind, *, timeout_s: float, **options: object) -> Facts:
-        """Ask the run that owns the job, and return what it says; raises what went wrong there, or that nobody has answered in time."""
+        """Send a request to the run that owns the job, and return its answer; raises its error, or `UnavailableError` after the timeout."""
         now = self._clock.wall()
         run = refuse_unless_running(self._storage, now)
         by = f"pid {os.getpid()} on {platform.node()}"
         fields = {"kind": kind, "asked_at": now, "until": now + timeout_s, "by": by, **options}
-        wish = msgspec.convert(fields, Request)
+        request = msgspec.convert(fields, Request)
         try:
-            self._put(wish)
+            self._put(request)
             self._tell(f"asked run {run} for a {kind}" if kind in _THINGS else f"asked run {run} to {kind}")
             return self._result(self._answer(run, timeout_s))
         except (KeyboardInterrupt, SystemExit):
@@ -107,7 +107,7 @@ class RequestClient:
             raise
 
     def _leave(self) -> None:
-        """The asker waits no more: nobody begins with it later. A run that is at it goes on, but no other performs it again."""
+        """Withdraw the request after an interrupt. A run that has accepted it goes on, but no other run performs it again."""
         if self._withdraw("the asker was interrupted"):
             self._tell("the request is taken back: nothing was done")
             if self._is_written:
@@ -119,13 +119,13 @@ class RequestClient:
             f"run {taken_by} has taken the request on, and it is not taken back: `penstock runs` and `penstock status` say how the job is"
         )
 
-    def _put(self, wish: Request) -> None:
-        """Ask. Where nobody knows whether the request was written it is taken back: who is told that it failed expects nothing.
+    def _put(self, request: Request) -> None:
+        """Write the request. If it is not known whether it was written, it is withdrawn: the caller gets an error and expects nothing.
 
-        That stays in storage, because the request may come there later; a run deletes both when they are old.
+        The withdrawal stays in storage, because the request may arrive later; a run deletes both when they are old.
         """
         try:
-            put_request(self._storage, self.id, wish)
+            put_request(self._storage, self.id, request)
         except UnavailableError:
             with contextlib.suppress(UnavailableError):
                 self._withdraw("it may not have been written")
@@ -148,7 +148,7 @@ class RequestClient:
         return self._give_up(f"after {duration(timeout_s)}")
 
     def _answer_so_far(self, story: _Story) -> Done | None:
-        """None also while storage is away: the request is there, and its answer comes."""
+        """The answer; None if there is none yet, or while storage does not answer."""
         try:
             return read_answer(self._storage, self.id)
         except UnavailableError as error:
@@ -177,7 +177,7 @@ class RequestClient:
         )
 
     def _withdraw(self, why: str) -> bool:
-        """Take the request back; whether that was in time."""
+        """Withdraw the request; false if a run has accepted it before."""
         if not take_back(self._storage, self.id):
             return False
         answer(self._storage, self.id, Done.failed(f"taken back: {why}"))
@@ -213,7 +213,7 @@ _THINGS = (Kind.CHECKPOINT, Kind.SAVEPOINT)
 
 
 class _Story:
-    """Says a line when it is another than the last."""
+    """Reports a line if it differs from the last one."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -229,7 +229,7 @@ USUAL_TIMEOUT_S = 600.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a request by now."""
+    """The state of a request."""
 
     request: str
     state: str
@@ -239,7 +239,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the state is final."""
         return self.state in ("done", "failed", "unknown")
 
 
@@ -282,7 +282,7 @@ def _refuse_if_for_something_else(storage: Storage, kind: Kind, request: str) ->
 
 
 def outcome(storage: Storage, request: str) -> Outcome:
-    """What has become of it. `request` must be one that `ask` has returned: hexadecimal digits."""
+    """The state of the request with this id, which `ask` has returned."""
     if not is_request_id(request):
         return Outcome(request=request, state="unknown")
     done = read_answer(storage, request)
@@ -296,5 +296,5 @@ def outcome(storage: Storage, request: str) -> Outcome:
 
 
 def is_request_id(text: str) -> bool:
-    """Whether this can be one: it becomes a part of a file's name."""
+    """Whether the text is a valid request id: it becomes part of a file name."""
     return len(text) == ID_DIGITS and all(digit in "0123456789abcdef" for digit in text)

@@ -30,7 +30,7 @@ from penstock.wording import storable
 ID_DIGITS = 32
 LONGEST_ERROR = 4000
 LONGEST_NAME = 200
-"""Of whoever asks."""
+"""Characters of the name of the asker."""
 PROGRAM = "the program itself"
 """Who asks through the handle of a job: that needs no file."""
 LATEST = 1e11
@@ -52,12 +52,12 @@ class Kind(enum.StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One wish. A field that this version does not know is refused: it may be what the asker cares about."""
+    """One request. A field that this version does not know is refused: it may be what matters to the asker."""
 
     kind: Kind
     asked_at: float
     until: float
-    """Nobody begins to perform it later; by the clock of whoever asks."""
+    """The time after which no run begins with it, by the clock of the asker."""
     savepoint: bool = False
     """Of a stop: with a savepoint."""
     to: str | None = None
@@ -119,19 +119,19 @@ def _waits(kinds: set[str]) -> bool:
     return "json" in kinds and "done" not in kinds
 
 
-def files_of(request: str) -> list[str]:
+def files_of(request_id: str) -> list[str]:
     """Everything about a request, in the order of deletion: without the first nobody looks at the others."""
-    return [f"requests/{request}.{kind}" for kind in ("json", "taken", "done")]
+    return [f"requests/{request_id}.{kind}" for kind in ("json", "taken", "done")]
 
 
-def put_request(storage: Storage, request: str, wish: Request) -> None:
-    """Ask."""
-    storage.put(f"requests/{request}.json", msgspec.json.encode(wish))
+def put_request(storage: Storage, request_id: str, request: Request) -> None:
+    """Write a request into the job's storage."""
+    storage.put(f"requests/{request_id}.json", msgspec.json.encode(request))
 
 
-def read_request(storage: Storage, request: str) -> Request:
-    """What is asked for. Raises `CorruptStateError` when it is not to be understood, `FileNotFoundError` when it is gone."""
-    name = f"requests/{request}.json"
+def read_request(storage: Storage, request_id: str) -> Request:
+    """The request. Raises `CorruptStateError` if it cannot be decoded, `FileNotFoundError` if it is gone."""
+    name = f"requests/{request_id}.json"
     try:
         return _clamped(read_small(storage, name, _REQUESTS))
     except msgspec.DecodeError as error:
@@ -142,54 +142,54 @@ def read_request(storage: Storage, request: str) -> Request:
         ) from error
 
 
-def _clamped(wish: Request) -> Request:
+def _clamped(request: Request) -> Request:
     """Times with which one can reckon, and a name that is one line of a log, whatever was written."""
-    asked_at, until = (min(max(0.0, time), LATEST) for time in (wish.asked_at, wish.until))
-    by = "".join(one for one in " ".join(wish.by.split()) if one.isprintable())[:LONGEST_NAME]
-    return msgspec.structs.replace(wish, asked_at=asked_at, until=until, by=by)
+    asked_at, until = (min(max(0.0, time), LATEST) for time in (request.asked_at, request.until))
+    by = "".join(one for one in " ".join(request.by.split()) if one.isprintable())[:LONGEST_NAME]
+    return msgspec.structs.replace(request, asked_at=asked_at, until=until, by=by)
 
 
-def is_asked_for(storage: Storage, request: str) -> bool:
-    """Whether it is still there. Behind `take_on` that is final: a decision is deleted after its request."""
-    return storage.size(f"requests/{request}.json") is not None
+def is_asked_for(storage: Storage, request_id: str) -> bool:
+    """Whether the request still exists. After `take_on` the answer is final: a decision is deleted after its request."""
+    return storage.size(f"requests/{request_id}.json") is not None
 
 
-def take_on(storage: Storage, request: str, run: RunId) -> bool:
+def take_on(storage: Storage, request_id: str, run: RunId) -> bool:
     """Decide to perform it; false when its asker has taken it back. True also when an earlier run had decided so, and died.
 
-    `is_asked_for` and the claim are to be checked behind it, before anything is done.
+    `is_asked_for` and the claim have to be checked after it, before anything is done.
     """
-    return _decided(storage, request, run) is not None
+    return _decided(storage, request_id, run) is not None
 
 
-def take_back(storage: Storage, request: str) -> bool:
+def take_back(storage: Storage, request_id: str) -> bool:
     """Decide that it is never performed; false when a run has taken it on."""
-    return _decided(storage, request, None) is None
+    return _decided(storage, request_id, None) is None
 
 
-def taken_on_by(storage: Storage, request: str) -> int | None:
+def taken_on_by(storage: Storage, request_id: str) -> int | None:
     """The run that has taken it on, if one has."""
     try:
-        return read_small(storage, f"requests/{request}.taken", _TAKEN).run
+        return read_small(storage, f"requests/{request_id}.taken", _TAKEN).run
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
-def _decided(storage: Storage, request: str, by: RunId | None) -> int | None:
+def _decided(storage: Storage, request_id: str, by: RunId | None) -> int | None:
     """The decision, which is this one if there was none before. A damaged one counts as the asker's: nothing is done then."""
-    if storage.create(f"requests/{request}.taken", msgspec.json.encode(Taken(by))):
+    if storage.create(f"requests/{request_id}.taken", msgspec.json.encode(Taken(by))):
         return by
-    return taken_on_by(storage, request)
+    return taken_on_by(storage, request_id)
 
 
-def answer(storage: Storage, request: str, done: Done) -> bool:
-    """Say what came of it; false when that was said before."""
-    return storage.create(f"requests/{request}.done", msgspec.json.encode(done))
+def answer(storage: Storage, request_id: str, done: Done) -> bool:
+    """Write the result; false if there is one already."""
+    return storage.create(f"requests/{request_id}.done", msgspec.json.encode(done))
 
 
-def read_answer(storage: Storage, request: str) -> Done | None:
-    """What came of it; None as long as nobody has said so."""
-    name = f"requests/{request}.done"
+def read_answer(storage: Storage, request_id: str) -> Done | None:
+    """The result; None if there is none yet."""
+    name = f"requests/{request_id}.done"
     try:
         return read_small(storage, name, _DONE)
     except FileNotFoundError:
@@ -199,5 +199,5 @@ def read_answer(storage: Storage, request: str) -> Done | None:
 
 
 def forget_requests(storage: Storage, requests: Iterable[str]) -> None:
-    """Delete all there is about them."""
-    storage.delete([name for request in requests for name in files_of(request)])
+    """Delete all files of these requests."""
+    storage.delete([name for request_id in requests for name in files_of(request_id)])

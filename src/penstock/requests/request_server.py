@@ -47,11 +47,11 @@ ANSWER_TRIES = 5
 
 
 MOST_WAITING = 100
-"""So many requests wait in storage for their turn; what comes beyond them is refused."""
+"""How many requests may wait in storage for their turn; more are refused."""
 
 
-MOST_TOLD = 1000
-"""Beyond so many different troubles with requests some are told again."""
+MOST_LOGGED = 1000
+"""Beyond so many different problems with requests, some are logged again."""
 
 
 FIRST_CHECKPOINT_S = 600.0
@@ -59,21 +59,21 @@ FIRST_CHECKPOINT_S = 600.0
 
 
 Judge = Callable[[Request], BaseException | None]
-"""Why a request for the end of the job did not get what it asked for; None: it did."""
+"""Returns why a request for the end of the job was not fulfilled; None if it was."""
 
 
 class Actions(Protocol):
-    """What a job can be asked for, while it runs and between two of its runs."""
+    """The actions of a job that can be requested, while it runs and between two of its runs."""
 
-    def checkpoint(self, token: str, request: Request) -> Facts:
+    def checkpoint(self, token: str, request_id: Request) -> Facts:
         """Complete a checkpoint of all that is finished now; returns when it exists, raises when that is not possible."""
         ...
 
-    def savepoint(self, token: str, request: Request) -> Facts:
+    def savepoint(self, token: str, request_id: Request) -> Facts:
         """Make a savepoint while the job goes on; returns when it exists. Called again with the same token when a run died over it."""
         ...
 
-    def stop(self, token: str, request: Request) -> None:
+    def stop(self, token: str, request_id: Request) -> None:
         """Begin to end in good order. The answer follows when the job has ended, by `RequestServer.ended`.
 
         Without a savepoint it returns at once. With one it looks at the folder, which may hang, and waits for the first checkpoint.
@@ -87,7 +87,7 @@ class Actions(Protocol):
 
 
 class RequestServer:
-    """All requests to one start of a job. `look` is called again and again by one thread, `ended` once, behind the last run.
+    """All requests to one start of a job. `look` is called repeatedly by one thread, `ended` once, after the last run.
 
     Of requests that take their time one of each kind is performed at a time. The others stay in storage, where nobody has taken them on:
     their askers can take them back, and their time may end.
@@ -109,243 +109,249 @@ class RequestServer:
         self._claimant = claimant
         self._actions = actions
         self._in_background = in_background
-        """Runs what the end of the job waits for."""
+        """Runs work that the end of the job waits for."""
         self._apart = apart or in_background
-        """Runs what it does not wait for: it may hang."""
+        """Runs work that it does not wait for, because it may hang."""
         self._on_taken = on_taken
         self._on_answered = on_answered
         self._clock = clock
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
-        """Held while a request is taken on and begun: the end comes before that, or behind it, and then answers it."""
+        """Held while a request is taken on and begun: the end comes before that, or after it, and then answers the request."""
         self._takes = frozenset(Kind)
-        self._told: set[tuple[str, str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
         self._under_way: dict[str, Request] = {}
         self._waiting: dict[str, Request] = {}
         """Those that have to wait for their turn, in the order in which they were first seen."""
         self._over_since_s: dict[str, float] = {}
 
     def look(self) -> None:
-        """Take on what there is. Nothing that goes wrong here is in the job's way: the next look tries again."""
+        """Accept the requests in storage. A failure here does not disturb the job: the next look tries again."""
         try:
             listing = Listing(self._storage)
             found = frozenset(listing.open)
-            self._waiting = {request: wish for request, wish in self._waiting.items() if request in found}
-            for request in [*self._waiting, *(one for one in listing.open if one not in self._waiting)]:
-                if request not in self._under_way:
-                    self._look_at(request)
+            self._waiting = {
+                request_id: request for request_id, request in self._waiting.items() if request_id in found
+            }
+            for request_id in [*self._waiting, *(one for one in listing.open if one not in self._waiting)]:
+                if request_id not in self._under_way:
+                    self._look_at(request_id)
             self._forget(listing.over)
         except FencedError:
             _log.debug("requests in %s are another run's now", self._storage.uri)
         except PenstockError as error:
-            self._tell_once(logging.INFO, "requests in %s wait: %s", self._storage.uri, error)
-        except Exception as error:  # noqa: BLE001 - anybody may write there, and the thread that looks must not end
-            self._tell_once(
+            self._log_once(logging.INFO, "requests in %s wait: %s", self._storage.uri, error)
+        except Exception as error:  # noqa: BLE001 - anyone may write there, and the polling thread must not end
+            self._log_once(
                 logging.WARNING, "requests in %s wait, for looking failed: %r", self._storage.uri, error
             )
 
-    def _look_at(self, request: str) -> None:
-        """One request that is not what it should be is not in the way of the others."""
+    def _look_at(self, request_id: str) -> None:
+        """Handle one request; a malformed one does not disturb the others."""
         try:
             with self._deciding:
                 if self._takes:
-                    self._decide(request)
+                    self._decide(request_id)
         except FencedError:
             raise
         except UnavailableError as error:
-            self._tell_once(logging.INFO, "request %s waits: %s", request, error)
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
-            self._tell_once(logging.WARNING, "request %s came to nothing: %r", request, error)
-            self._answer(request, Done.failed(error))
+            self._log_once(logging.INFO, "request %s waits: %s", request_id, error)
+        except Exception as error:  # noqa: BLE001 - written as the answer
+            self._log_once(logging.WARNING, "request %s came to nothing: %r", request_id, error)
+            self._answer(request_id, Done.failed(error))
 
-    def _tell_once(self, level: int, text: str, about: str, error: Exception) -> None:
-        """What lasts is not told at every look."""
-        told = (text, about, str(error))
-        _log.log(logging.DEBUG if told in self._told else level, text, about, error)
-        if len(self._told) < MOST_TOLD:
-            self._told.add(told)
+    def _log_once(self, level: int, text: str, about: str, error: Exception) -> None:
+        """Log a lasting problem only once."""
+        problem = (text, about, str(error))
+        _log.log(logging.DEBUG if problem in self._logged else level, text, about, error)
+        if len(self._logged) < MOST_LOGGED:
+            self._logged.add(problem)
 
     def open(self) -> None:
-        """The first run is up, or is tried again: every request is taken on."""
+        """The first run is up, or is tried again: accept every request."""
         with self._deciding:
             self._takes = frozenset(Kind)
 
     def close(self) -> None:
-        """Before the first run is up and after the last one is over: only a cancel is taken on.
+        """Before the first run is up and after the last one is over: accept only a cancel.
 
-        What else comes waits until `open`, or is left to whoever asks, and to the next start.
+        Other requests wait until `open`, or are left to their askers and to the next start.
         """
         with self._deciding:
             self._takes = frozenset({Kind.CANCEL})
 
     def ended(self, facts: Facts, judge: Judge = lambda _: None) -> None:
-        """The job is over: that is what a stop or cancel waits for, and why nothing else can be done."""
+        """The job is over: answer stops and cancels, and fail all other requests."""
         with self._deciding:
             self._takes = frozenset()
             self._take_on_stops_that_wait()
         with self._lock:
             left = dict(self._under_way)
-        for request, wish in left.items():
-            self._answer(request, answer_at_the_end(wish, facts, judge(wish)))
+        for request_id, request in left.items():
+            self._answer(request_id, answer_at_the_end(request, facts, judge(request)))
 
     def _take_on_stops_that_wait(self) -> None:
-        """They have what they asked for, or not, with the stop before them. Left in storage they would stop the next start."""
+        """The stop before them has fulfilled them, or not. Left in storage they would stop the next start."""
         try:
             claim = self._claim()
-            for request, wish in self._waiting.items():
+            for request_id, request in self._waiting.items():
                 if (
                     claim is None
-                    or wish.kind is not Kind.STOP
-                    or not take_on(self._storage, request, claim.run)
+                    or request.kind is not Kind.STOP
+                    or not take_on(self._storage, request_id, claim.run)
                 ):
                     continue
-                if is_asked_for(self._storage, request):
+                if is_asked_for(self._storage, request_id):
                     with self._lock:
-                        self._under_way[request] = wish
+                        self._under_way[request_id] = request
         except PenstockError as error:
             _log.warning("stops that wait for their turn are left to the next start: %s", error)
 
     # ── one request ────────────────────────────────────────────────────────────────────────────
 
-    def _decide(self, request: str) -> None:
+    def _decide(self, request_id: str) -> None:
         claim = self._claim()
         if claim is None:
             return  # nobody has the job yet
         try:
-            wish = self._waiting.get(request) or read_request(self._storage, request)
+            request = self._waiting.get(request_id) or read_request(self._storage, request_id)
         except FileNotFoundError:
             return  # its asker has read the answer of another run
         except CorruptStateError as error:
             claim.check()
-            self._answer(request, Done.failed(error))
+            self._answer(request_id, Done.failed(error))
             return
-        if wish.kind not in self._takes or self._is_late(request, wish, claim):
+        if request.kind not in self._takes or self._is_late(request_id, request, claim):
             return
-        if self._has_to_wait(request, wish, claim) or not take_on(self._storage, request, claim.run):
+        if self._has_to_wait(request_id, request, claim) or not take_on(self._storage, request_id, claim.run):
             return  # its turn comes later; or it was taken back: its asker answers, and deletes it
-        # This run may have stood still since it read the request, so that its file is the first one once more, behind the deletion.
-        if not is_asked_for(self._storage, request) or self._is_late(request, wish, claim):
+        # This run may have stood still since it read the request, so that its file is the first one once more, after the deletion.
+        if not is_asked_for(self._storage, request_id) or self._is_late(request_id, request, claim):
             return
         claim.check()
         with self._lock:
-            self._under_way[request] = wish
-        _log.info("%s is asked for by %s", wish.kind, wish.by or "somebody")
-        self._on_taken(request, wish)
-        self._begin(request, wish)
+            self._under_way[request_id] = request
+        _log.info("%s is asked for by %s", request.kind, request.by or "somebody")
+        self._on_taken(request_id, request)
+        self._begin(request_id, request)
 
-    def _is_late(self, request: str, wish: Request, claim: Claim) -> bool:
-        """Whether its time is over, which is its answer then."""
-        late_s = self._clock.wall() - wish.until
+    def _is_late(self, request_id: str, request: Request, claim: Claim) -> bool:
+        """Whether its time is over; then it is answered so."""
+        late_s = self._clock.wall() - request.until
         if late_s < 0:
             return False
         claim.check()
-        self._answer(request, Done.failed(_expired(wish, late_s)))
+        self._answer(request_id, Done.failed(_expired(request, late_s)))
         return True
 
-    def _has_to_wait(self, request: str, wish: Request, claim: Claim) -> bool:
+    def _has_to_wait(self, request_id: str, request: Request, claim: Claim) -> bool:
         """Whether one like it is under way. A stop without a savepoint and a cancel take no time, and wait for nothing."""
-        takes_time = wish.savepoint or wish.kind in (Kind.CHECKPOINT, Kind.SAVEPOINT)
+        takes_time = request.savepoint or request.kind in (Kind.CHECKPOINT, Kind.SAVEPOINT)
         with self._lock:
             alike = [(one.kind, one.savepoint) for one in self._under_way.values()]
-        if not takes_time or (wish.kind, wish.savepoint) not in alike:
+        if not takes_time or (request.kind, request.savepoint) not in alike:
             return False
-        if request in self._waiting or len(self._waiting) < MOST_WAITING:
-            self._waiting[request] = wish
+        if request_id in self._waiting or len(self._waiting) < MOST_WAITING:
+            self._waiting[request_id] = request
             return True
         claim.check()
-        text = f"{MOST_WAITING} requests wait for their turn already: the {wish.kind} was refused, and nothing was done; ask again later"
-        self._answer(request, Done.failed(UnavailableError(text)))
+        text = f"{MOST_WAITING} requests wait for their turn already: the {request.kind} was refused, and nothing was done; ask again later"
+        self._answer(request_id, Done.failed(UnavailableError(text)))
         return True
 
     def _claim(self) -> Claim | None:
         return newest_claim(self._storage, self._claimant)
 
-    def _begin(self, request: str, wish: Request) -> None:
-        match wish.kind:
+    def _begin(self, request_id: str, request: Request) -> None:
+        match request.kind:
             case Kind.CHECKPOINT:
-                self._in_background(lambda: self._perform(request, wish, self._actions.checkpoint))
+                self._in_background(lambda: self._perform(request_id, request, self._actions.checkpoint))
             case Kind.SAVEPOINT:
-                self._in_background(lambda: self._perform(request, wish, self._actions.savepoint))
-            case Kind.STOP if wish.savepoint:
-                self._apart(lambda: self._stop(request, wish))
+                self._in_background(lambda: self._perform(request_id, request, self._actions.savepoint))
+            case Kind.STOP if request.savepoint:
+                self._apart(lambda: self._stop(request_id, request))
             case Kind.STOP:
-                self._stop(request, wish)
+                self._stop(request_id, request)
             case Kind.CANCEL:
                 self._actions.cancel()
 
-    def _stop(self, request: str, wish: Request) -> None:
-        """The answer follows when the job has ended; at once when it is refused, and the job goes on."""
+    def _stop(self, request_id: str, request: Request) -> None:
+        """The answer follows when the job has ended. A refusal is answered at once, and the job goes on."""
         try:
-            self._actions.stop(request, wish)
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            self._actions.stop(request_id, request)
+        except Exception as error:  # noqa: BLE001 - written as the answer
             _log.warning("a stop that somebody asked for was refused: %s", error)
-            self._answer(request, Done.failed(error))
+            self._answer(request_id, Done.failed(error))
 
-    def _perform(self, request: str, wish: Request, deed: Callable[[str, Request], Facts]) -> None:
+    def _perform(self, request_id: str, request: Request, deed: Callable[[str, Request], Facts]) -> None:
         try:
-            done = Done(ok=True, facts=deed(request, wish))
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
-            _log.warning("a %s that somebody asked for could not be made: %s", wish.kind, error)
-            _log.debug("where the %s failed", wish.kind, exc_info=error)
+            done = Done(ok=True, facts=deed(request_id, request))
+        except Exception as error:  # noqa: BLE001 - written as the answer
+            _log.warning("a %s that somebody asked for could not be made: %s", request.kind, error)
+            _log.debug("where the %s failed", request.kind, exc_info=error)
             done = Done.failed(error)
-        self._answer(request, done)
+        self._answer(request_id, done)
 
-    def _answer(self, request: str, done: Done) -> None:
-        """A run that has lost the job says nothing: it is the next one's to answer."""
+    def _answer(self, request_id: str, done: Done) -> None:
+        """Write the answer. A run that has lost the job leaves that to the new owner."""
         for left in reversed(range(ANSWER_TRIES)):
             try:
-                self._write(request, done)
+                self._write(request_id, done)
             except FencedError:
-                _log.debug("request %s is left to the run that owns the job", request)
+                _log.debug("request %s is left to the run that owns the job", request_id)
             except PenstockError as error:
                 if left:
                     self._clock.sleep(LOOK_S)
                     continue
-                _log.warning("what came of request %s could not be written down: %s", request, error)
+                _log.warning("what came of request %s could not be written down: %s", request_id, error)
             break
         with self._lock:
-            self._under_way.pop(request, None)
+            self._under_way.pop(request_id, None)
 
-    def _write(self, request: str, done: Done) -> None:
+    def _write(self, request_id: str, done: Done) -> None:
         claim = self._claim()
         if claim is not None:
             claim.check()
-            answer(self._storage, request, done)
-            if (wish := self._under_way.get(request)) is not None:
-                self._on_answered(request, wish, done)
+            answer(self._storage, request_id, done)
+            if (request := self._under_way.get(request_id)) is not None:
+                self._on_answered(request_id, request, done)
 
     def _forget(self, over: list[str]) -> None:
         now_s = self._clock.monotonic()
-        self._over_since_s = {request: self._over_since_s.get(request, now_s) for request in over}
-        old = [request for request, since_s in self._over_since_s.items() if now_s - since_s > FORGET_AFTER_S]
+        self._over_since_s = {request_id: self._over_since_s.get(request_id, now_s) for request_id in over}
+        old = [
+            request_id
+            for request_id, since_s in self._over_since_s.items()
+            if now_s - since_s > FORGET_AFTER_S
+        ]
         if old:
             forget_requests(self._storage, old)
 
 
-def answer_at_the_end(wish: Request, facts: Facts, error: BaseException | None) -> Done:
-    """To what was under way when the job ended: a stop or a cancel has come to its end. `error`: why that is not so."""
+def answer_at_the_end(request: Request, facts: Facts, error: BaseException | None) -> Done:
+    """The answer to a request in progress when the job ended. `error`: why it was not fulfilled."""
     if error is not None:
         return Done.failed(error)
-    if wish.kind in (Kind.STOP, Kind.CANCEL):
+    if request.kind in (Kind.STOP, Kind.CANCEL):
         return Done(ok=True, facts=facts)
     how = f"the job ended ({facts.get('status')})"
-    if wish.kind is Kind.SAVEPOINT:
+    if request.kind is Kind.SAVEPOINT:
         return Done.failed(
             f"{how} while it was at the savepoint, and it is not known whether that was made: it was if its folder has a {MANIFEST}"
         )
-    return Done.failed(f"{how} before the {wish.kind} was made")
+    return Done.failed(f"{how} before the {request.kind} was made")
 
 
-def _expired(wish: Request, late_s: float) -> str:
-    waited = duration(max(0.0, wish.until - wish.asked_at))
+def _expired(request: Request, late_s: float) -> str:
+    waited = duration(max(0.0, request.until - request.asked_at))
     return (
-        f"the {wish.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of the "
-        "machine that runs the job): it was not begun, or a run died over it"
+        f"the {request.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of "
+        "the machine that runs the job): it was not begun, or a run died over it"
     )
 
 
 class LocalRequests:
-    """Those of one start. `ended` is called once, behind the last run; nothing is told from there on."""
+    """The local requests of one start. `ended` is called once, after the last run; nothing is reported from there on."""
 
     def __init__(
         self,
@@ -367,9 +373,9 @@ class LocalRequests:
         self, kind: Kind, deed: Callable[[str, Request], Facts], timeout_s: float, to: str | None = None
     ) -> Facts:
         """Do it now; raises what it meets."""
-        token, wish = self._begun(kind, timeout_s, to=to)
+        token, request = self._begun(kind, timeout_s, to=to)
         try:
-            facts = deed(token, wish)
+            facts = deed(token, request)
         except BaseException as error:
             self._answer(token, Done.failed(error))
             raise
@@ -391,8 +397,8 @@ class LocalRequests:
         with self._lock:
             self._is_over = True
             left, self._under_way = self._under_way, {}
-        for token, wish in left.items():
-            self._on_answered(token, wish, answer_at_the_end(wish, facts, judge(wish)))
+        for token, request in left.items():
+            self._on_answered(token, request, answer_at_the_end(request, facts, judge(request)))
 
     def _begun(
         self,
@@ -404,7 +410,7 @@ class LocalRequests:
         drain: bool = False,
     ) -> tuple[str, Request]:
         now, token = self._clock.wall(), SYSTEM_RANDOMNESS.token(ID_DIGITS)
-        wish = Request(
+        request = Request(
             kind=kind,
             asked_at=now,
             until=now + timeout_s,
@@ -415,20 +421,20 @@ class LocalRequests:
         )
         with self._lock:
             if self._is_over:
-                return token, wish
-            self._under_way[token] = wish
-        self._on_taken(token, wish)
-        return token, wish
+                return token, request
+            self._under_way[token] = request
+        self._on_taken(token, request)
+        return token, request
 
-    def _end(self, deed: Callable[[str, Request], None], token: str, wish: Request) -> None:
+    def _end(self, deed: Callable[[str, Request], None], token: str, request: Request) -> None:
         try:
-            deed(token, wish)
+            deed(token, request)
         except BaseException as error:
             self._answer(token, Done.failed(error))
             raise
 
     def _answer(self, token: str, done: Done) -> None:
         with self._lock:
-            wish = self._under_way.pop(token, None)
-        if wish is not None:
-            self._on_answered(token, wish, done)
+            request = self._under_way.pop(token, None)
+        if request is not None:
+            self._on_answered(token, request, done)

@@ -60,7 +60,7 @@ class StateDifference:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether both sides are equal in all respects."""
         return not self.refused and not any(self.counts.values())
 
 
@@ -70,7 +70,7 @@ class Difference:
 
     states: tuple[StateDifference, ...]
     positions: dict[str, tuple[Any, Any]]
-    """Where reading goes on, by source, where that differs; None where a side has no such source."""
+    """The positions of sources that differ; None if a side does not have the source."""
 
     @property
     def is_same(self) -> bool:
@@ -128,7 +128,7 @@ class _Table:
         return self._views[0].name == ROW
 
     def states(self) -> list[StateDifference]:
-        """Compare them."""
+        """Compare the two sides operator by operator."""
         refused = self._refused()
         if refused:
             for state in self._found.values():
@@ -174,11 +174,11 @@ class _Table:
                 known = side.rows_of(view)
                 rows += (
                     side.size // 16 if known is None else known
-                )  # nobody has counted: rather too many portions
+                )  # the number of rows is not recorded: rather too many portions
         return min(MOST_PORTIONS, max(1, -(-rows // PORTION_ROWS)))
 
     def _stored(self, side: int) -> Iterator[pa.RecordBatch]:
-        """Rows with the hash of their key, what tells them apart as it is stored, what a user sees, and parts of aggregates."""
+        """Rows with the hash of their key, their stored identity, their columns as users see them, and partial aggregates."""
         contents, view = self._sides[side]
         if contents is None or view is None:
             return
@@ -237,7 +237,7 @@ class _Table:
         return [next(one for view in self._views for one in view.value if one.name == state.state)]
 
     def _present(self, state: StateDifference, table: pa.Table) -> Flags:
-        """Which rows are rows of the state. A value that is null is none; an aggregate is there, whatever it gives."""
+        """Flags of the rows that belong to the state. A null value does not; an aggregate always does."""
         if not self._is_row:
             return np.ones(len(table), np.bool_)
         if state.state not in table.column_names:
@@ -282,7 +282,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Matched:
-    """Which rows of two tables are the same by what tells them apart: pairs, and those alone."""
+    """Matches the rows of two tables by identity: pairs, and rows without a partner."""
 
     pairs: tuple[Positions, Positions]
     alone: tuple[Positions, Positions]
@@ -290,7 +290,7 @@ class _Matched:
     def with_values(
         self, one: list[pa.Array], other: list[pa.Array], has_one: Flags, has_other: Flags
     ) -> _Found:
-        """The same with what they hold; a row without a value of the state is none of it."""
+        """The same for rows with values; rows without a value do not belong to the state."""
         left, right = self.pairs
         there, then = has_one[left], has_other[right]
         both = there & then

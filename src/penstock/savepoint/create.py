@@ -64,11 +64,11 @@ MARK_DIGITS = 8
 _OURS = re.compile(
     rf"(?:state/[^/]+/[^/]+|sources)/\d+-(?P<mark>[0-9a-f]{{{MARK_DIGITS}}})(?:-\d+)?(?:\.parquet)?"
 )
-"""What `tables.table_file` and `tables.note_file` give."""
+"""The file names that `tables.table_file` and `tables.note_file` make."""
 
 
 class _Maker(msgspec.Struct, frozen=True):
-    """What `making.json` says."""
+    """The content of `making.json`: the running attempt."""
 
     token: str
     mark: str
@@ -83,7 +83,7 @@ def new_mark(randomness: Randomness = SYSTEM_RANDOMNESS) -> str:
 
 
 def same_request(one: str, other: str) -> bool:
-    """Whether two tokens are of one request: behind a `-` each attempt has something of its own."""
+    """Whether two tokens belong to one request: the part after `-` is that of an attempt."""
     return one.partition("-")[0] == other.partition("-")[0]
 
 
@@ -126,17 +126,17 @@ class Attempt:
         made = read_manifest(self.to)
         if not same_request(made.id, self.token):
             raise ConfigError(
-                f"{self.to.uri} has a savepoint by now, which somebody else has made; choose another folder",
+                f"{self.to.uri} has a savepoint of another request by now; choose another folder",
                 folder=self.to.uri,
             )
         return made
 
     def _refuse_if_replaced(self) -> None:
-        """Early, and for the sake of a clear message: the folder was emptied, and somebody else has begun there."""
+        """Fail early and with a clear message if the folder was emptied and another request has begun there."""
         maker = _maker(self.to)
         if maker is not None and not same_request(maker.token, self.token):
             raise ConfigError(
-                f"{self.to.uri} was emptied while a savepoint was made there, and somebody else makes one there now; choose another "
+                f"{self.to.uri} was emptied while a savepoint was made there, and another request makes one there now; choose another "
                 "folder",
                 folder=self.to.uri,
             )
@@ -184,7 +184,7 @@ def claim_folder(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOM
 
 
 def refuse_if_taken(to: Storage, token: str) -> None:
-    """Raise what `claim_folder` would raise, and make nothing: for whoever does something first that cannot be taken back."""
+    """Raise what `claim_folder` would raise, without claiming the folder: for callers that first do something irreversible."""
     to.check_place()
     there = to.names()
     if MAKING in there:
@@ -194,7 +194,7 @@ def refuse_if_taken(to: Storage, token: str) -> None:
 
 
 def _is_of(to: Storage, token: str) -> bool:
-    """Whether the savepoint there is of this request: made by a run that died before it said so."""
+    """Whether the savepoint there belongs to this request: made by a run that died before it answered."""
     try:
         return same_request(read_manifest(to).id, token)
     except (ConfigError, CorruptStateError, IncompatibleStateError):
@@ -213,7 +213,7 @@ def _refuse_if_of_somebody_else(to: Storage, token: str) -> None:
     if to.size(MANIFEST) is not None:
         raise ConfigError(f"{to.uri} holds a savepoint; choose an empty folder", folder=to.uri)
     raise ConfigError(
-        f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
+        f"{to.uri} holds an unfinished savepoint of another request: it is being made, or was given up; choose another folder, or "
         "delete it",
         folder=to.uri,
     )
@@ -232,7 +232,7 @@ def attempting(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOMNE
 
 
 def made_before(to: Storage, token: str) -> Manifest | None:
-    """What an earlier attempt of the same request has made, when nobody was told; what it had no time to delete is deleted."""
+    """The savepoint that an earlier attempt of the same request has finished without answering. Deletes the files that it left."""
     if to.size(MANIFEST) is None:
         return None
     there = to.names()  # before the manifest is read: what comes later may be of a savepoint that replaces it
@@ -251,7 +251,7 @@ def _strays(there: list[str], manifest: Manifest) -> list[str]:
 
 
 def _maker(to: Storage) -> _Maker | None:
-    """Who is at work in a folder, as far as one can read it."""
+    """The attempt that `making.json` names, if it can be read."""
     try:
         return decoded(_MAKERS, to.get(MAKING))
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -274,14 +274,14 @@ def create_savepoint(
     report: ReportProgress = lambda _done, _of: None,
     randomness: Randomness = SYSTEM_RANDOMNESS,
 ) -> Manifest:
-    """Write the folder `to`, which is empty; `token` is the savepoint's id: that of a request, then `-` and that of an attempt, if any.
+    """Write a savepoint into the empty folder `to`. `token` is its id: that of a request, then `-` and that of an attempt, if any.
 
-    Called again for the same request it begins again in the same folder, also while the other attempt may still be at work. The first
-    that is done counts, and both return what that one has made.
+    A second call for the same request starts again in the same folder, even if the other attempt still runs. The first one that finishes
+    counts, and both return its savepoint.
 
-    `committed`: it is known that all the checkpoint promised is visible, also if nobody has noted it yet.
-    Raises `ConfigError` where somebody else's files lie, and for a checkpoint that has promised transactions of which is not known that
-    they are committed: a savepoint promises nothing.
+    `committed`: all promised transactions of the checkpoint are known to be committed, even if it is not recorded yet.
+    Raises `ConfigError` for a folder with other files, and for a checkpoint with promised transactions that are not known to be committed,
+    because a savepoint promises nothing.
     """
     if not committed:
         check_committed(job_storage, completed)

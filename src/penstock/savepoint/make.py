@@ -46,7 +46,7 @@ class SavepointRequest(msgspec.Struct, frozen=True):
 
 
 class SavepointReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of what it says: how far it is, or why it failed."""
+    """A line that the child process writes: its progress, or why it failed."""
 
     done: int = 0
     of: int = 0
@@ -57,7 +57,7 @@ class SavepointReport(msgspec.Struct, frozen=True, omit_defaults=True):
 _CHILD_PROGRAM = (
     "import os, runpy; os.nice(15); runpy.run_module('penstock.savepoint.make', run_name='__main__')"
 )
-"""Its priority is low before it imports anything: imports cost as much as a small savepoint."""
+"""The child lowers its priority before its imports, because these cost as much as a small savepoint."""
 _LAST_BYTES = 500
 _RECEIVE = 65536
 _POLL_S = 0.2
@@ -74,7 +74,7 @@ def create_in_child_process(
     report: ReportProgress = lambda _done, _of: None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """`create_savepoint`, in another process where another process can reach both places. `given_up`: whether it is to end unfinished."""
+    """`create_savepoint` in a child process, if another process can reach both storages. `given_up`: whether to stop unfinished."""
 
     def report_unless_given_up(done: int, of: int) -> None:
         _refuse_if(given_up())
@@ -85,9 +85,9 @@ def create_in_child_process(
             job_storage, completed, to, token=token, committed=committed, report=report_unless_given_up
         )
     wish = SavepointRequest(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
-    command = [sys.executable, "-P", "-c", _CHILD_PROGRAM]  # nothing out of the folder where the driver is
+    command = [sys.executable, "-P", "-c", _CHILD_PROGRAM]  # -P: import nothing from the driver's folder
     with (
-        tempfile.TemporaryFile() as words,  # no pipe: nobody reads it before the end, and a full one would make the process stand still
+        tempfile.TemporaryFile() as words,  # no pipe: it is read only at the end, and a full pipe would block the process
         subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
         ) as process,
@@ -101,9 +101,7 @@ def create_in_child_process(
 
 def _refuse_if(given_up: bool) -> None:
     if given_up:
-        raise UnavailableError(
-            "the job was cancelled while its savepoint was made: it is given up, there is none"
-        )
+        raise UnavailableError("the job was cancelled while its savepoint was made, so there is no savepoint")
 
 
 def _listen(
@@ -115,11 +113,11 @@ def _listen(
 ) -> None:
     if process.stdin is None:
         raise InternalError("the process that makes a savepoint has no input")
-    with contextlib.suppress(BrokenPipeError):  # it is dead already: its last words say why
+    with contextlib.suppress(BrokenPipeError):  # it is dead already: its stderr says why
         os.write(
             process.stdin.fileno(), msgspec.json.encode(wish) + b"\n"
-        )  # unbuffered: nothing is left to be written at the end
-    # and it stays open: its end tells the process that this one is gone
+        )  # unbuffered: nothing is left to write at the end
+    # stdin stays open: the child ends when it closes
     for said in _lines(process, given_up):
         if said.failed:
             raise error_named(said.error, said.failed)
@@ -137,7 +135,7 @@ def _last(words: IO[bytes]) -> str:
 
 
 def _lines(process: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> Iterator[SavepointReport]:
-    """What it says. Whatever else prints in a new Python, and a line that was cut when it died, says nothing."""
+    """The reports of the child. Other output of a new Python, and a line that was cut off by its death, are ignored."""
     if process.stdout is None:
         raise InternalError("the process that makes a savepoint has no output")
     rest, received = b"", b"\n"
@@ -168,10 +166,10 @@ def make_savepoint(
     token: str,
     given_up: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what was made for it before.
+    """Make a savepoint of a checkpoint that is committed and held. A repeated token finds the savepoint that was made for it before.
 
-    Each attempt has a name of its own, also where it makes a folder itself: there may be one of a run that was thought dead, and one of
-    the run that replaced it. `given_up`: asked again and again whether there is no time to finish it.
+    Each attempt has its own name, also in the folders that it creates: a run that was thought dead and the run that replaced it may both
+    make one. `given_up` is polled: it returns true if there is no time to finish.
     """
     check_folder(job_storage, to)
     watch = Stopwatch()
@@ -204,22 +202,22 @@ def make_savepoint(
 
 
 def _whole_all_the_same(place: Storage, token: str, error: Exception) -> Manifest | None:
-    """What failed may have failed after the manifest was written: then there is a savepoint."""
+    """Find the savepoint if the failure came after its manifest was written."""
     try:
         made = made_before(place, token)
         is_whole = made is not None and {file.path for file in made.files} <= set(place.names())
     except PenstockError as unread:
         raise UnavailableError(
-            f"{error}; it is not known whether the savepoint {shown(place)} is whole, for that cannot be read: {unread}"
+            f"{error}; it is not known whether the savepoint {shown(place)} is complete, because it cannot be read: {unread}"
         ) from error
     if not is_whole:
         return None
-    _log.warning("the savepoint %s is whole, although its making ended with: %s", shown(place), error)
+    _log.warning("the savepoint %s is complete, although making it ended with: %s", shown(place), error)
     return made
 
 
 def check_folder(job_storage: Storage, to: str | None) -> None:
-    """Refuse a folder in the job's own storage, where the job deletes what no checkpoint names, and one that has it inside."""
+    """Refuse a folder inside the job's own storage, where the job deletes files that no checkpoint names, and a folder that contains it."""
     if to is None:
         return
     job, place = _location(job_storage), _location(open_storage(to))
@@ -233,7 +231,7 @@ def check_folder(job_storage: Storage, to: str | None) -> None:
 
 
 def refuse_outside(to: str, jobs: Iterable[tuple[Storage, str]], folders: Iterable[str]) -> None:
-    """Refuse a folder that lies neither below one of `folders` nor beside one of these jobs, where a request without a folder goes."""
+    """Refuse a folder that is neither below one of `folders` nor in the default folder of one of these jobs."""
     place = _location(open_storage(to))
     allowed = [_location(open_storage(one)) for one in folders]
     allowed += [_location(open_storage(_beside(storage, job))) for storage, job in jobs]
@@ -246,14 +244,14 @@ def refuse_outside(to: str, jobs: Iterable[tuple[Storage, str]], folders: Iterab
 
 
 def _location(storage: Storage) -> Path:
-    """Where a storage really is, whatever links lead there."""
+    """The real location of a storage, with links resolved."""
     if isinstance(storage, LocalStorage):
         return Path(os.path.realpath(storage.root))
     return Path("/", *storage.uri.split("/"))
 
 
 def savepoint_place(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Storage:
-    """The folder that somebody has named, or a new one beside that of the job."""
+    """The requested folder, or a new one next to the job's storage."""
     if to is not None:
         return open_storage(to)
     request, _, attempt = token.partition("-")
@@ -262,7 +260,7 @@ def savepoint_place(job_storage: Storage, completed: Completed, *, to: str | Non
 
 
 def shown(place: Storage) -> str:
-    """As a person would type it."""
+    """The path or URI of a storage, as a person would type it."""
     return str(place.root) if isinstance(place, LocalStorage) else place.uri
 
 
@@ -274,7 +272,7 @@ def _beside(job_storage: Storage, job: str) -> str:
 def _made_before(
     job_storage: Storage, job: str, to: str | None, token: str
 ) -> tuple[Storage | None, Manifest | None]:
-    """The place, where somebody named one, and what a run that died before it could say so has made for the same request."""
+    """The requested folder, if any, and the savepoint that a run made for the same request before it died without answering."""
     places = [open_storage(to)] if to is not None else _made_beside(job_storage, job, token)
     for place in places:
         made = made_before(place, token)
@@ -297,10 +295,10 @@ _WISHES = msgspec.json.Decoder(SavepointRequest)
 
 
 def main() -> None:
-    """Read the wish, make the savepoint, say how it goes."""
+    """The child process: read the request, make the savepoint, report progress."""
     wish = _WISHES.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
-    pa.set_cpu_count(1)  # one core is enough to take from the job
+    pa.set_cpu_count(1)  # leave the other cores to the job
     try:
         storage = open_storage(wish.storage)
         name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
@@ -318,7 +316,7 @@ def main() -> None:
 
 
 def _end_with_the_driver() -> None:
-    """Not through `sys.stdin`: at its end Python would wait for a lock that this thread has."""
+    """Exit when stdin closes. Not through `sys.stdin`: at exit Python would wait for a lock that this thread holds."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

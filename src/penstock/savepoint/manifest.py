@@ -1,4 +1,4 @@
-"""`savepoint.json`: what a savepoint is, written last and checked when it is read. Driver and executors.
+"""`savepoint.json`, the manifest of a savepoint: written last and checked when it is read. Driver and executors.
 
 A folder is a savepoint if and only if it has this file. All names in it are relative, and stay below the folder.
 """
@@ -23,10 +23,10 @@ from penstock.storage import Storage
 
 MANIFEST = "savepoint.json"
 MAKING = "making.json"
-"""Who is about to make a savepoint in this folder."""
+"""The file that names the attempt that makes a savepoint in this folder."""
 FORMAT = 1
 MOST_BYTES = 256 << 20
-"""A manifest that says it is larger is not read: its size follows the number of files, not that of the state."""
+"""A larger manifest is not read: its size depends on the number of files, not on the size of the state."""
 
 MOST_SHOWN = 5
 """So many of the folders that may be meant are named."""
@@ -42,7 +42,7 @@ class SavedFile(msgspec.Struct, frozen=True):
     checksum: str
     rows: int = 0
     part: int = 0
-    """The subtask whose rows it holds, of as many as the manifest says."""
+    """The subtask whose rows it holds."""
 
 
 class SavedOperator(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The checkpoint that a savepoint was made of. `identity` tells two jobs of one name apart."""
+    """The checkpoint that a savepoint was made of. `identity` distinguishes two jobs of the same name."""
 
     job: str = ""
     identity: str = ""
@@ -92,7 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def number(self) -> CheckpointId:
-        """The number with which a job goes on."""
+        """The number of the checkpoint from which a job continues."""
         return CheckpointId(self.checkpoint)
 
     @property
@@ -106,7 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all its files."""
         return sum(file.size for file in self.files)
 
 
@@ -121,7 +121,7 @@ _MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of `savepoint.json`."""
+    """Encode a manifest as the bytes of `savepoint.json`."""
     body = msgspec.json.encode(manifest)
     envelope = _Envelope(FORMAT, xxhash.xxh3_64_hexdigest(body), msgspec.Raw(body))
     return msgspec.json.format(msgspec.json.encode(envelope), indent=1)
@@ -133,7 +133,7 @@ def read_manifest(folder: Storage) -> Manifest:
 
 
 def checked_manifest(data: bytes, folder: Storage) -> Manifest:
-    """What a manifest says; raises `CorruptStateError` or `IncompatibleStateError` when it is none of ours."""
+    """Decode a manifest; raises `CorruptStateError` or `IncompatibleStateError` if it is not valid."""
     try:
         envelope = decoded(_ENVELOPES, data)
         if envelope.format != FORMAT:
@@ -165,7 +165,7 @@ def _read(folder: Storage) -> bytes:
 
 
 def _what_is_there(folder: Storage) -> str:
-    """Where somebody is who looked for a savepoint, and where to go on."""
+    """Explains what the folder is instead of a savepoint, and what to use."""
     there = folder.names()
     savepoints, jobs = _folders_with(MANIFEST, there), _folders_with(JOB_FILE, there)
     if MAKING in there:
@@ -193,12 +193,12 @@ def _some(names: list[str]) -> str:
 
 
 def _check(manifest: Manifest, folder: Storage) -> None:
-    """What no savepoint of ours says: names that lead elsewhere, parts that do not exist, tables that no operator has."""
+    """Refuse impossible entries: names outside the folder, parts that do not exist, tables that no operator has."""
     for file in manifest.files:
         if not _FILE.fullmatch(file.path) or ".." in file.path.split("/") or "." in file.path.split("/"):
             raise _corrupt(folder, f"it names {file.path!r}, which is no file of a savepoint")
         if file.size < 0 or file.rows < 0 or not 0 <= file.part < max(manifest.parallelism, 1):
-            raise _corrupt(folder, f"of {file.path!r} it says impossible things: {file}")
+            raise _corrupt(folder, f"its entry for {file.path!r} is impossible: {file}")
     for uid in manifest.operators:
         if not is_name(uid):
             raise _corrupt(folder, f"it has state of {uid!r}, which is no uid of an operator")

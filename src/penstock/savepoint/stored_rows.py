@@ -1,4 +1,4 @@
-"""The rows of one table, as a savepoint or a checkpoint has them: in parts, of which each task reads one. Driver and executors.
+"""The rows of one table of a savepoint or checkpoint, in parts, of which each task reads one. Driver and executors.
 
 A part holds the key groups of one subtask. Whoever wants certain keys reads only the parts that own them, and of a savepoint's file only
 the row groups that may hold them. Every file is looked at, size and checksum, before a row of it is used.
@@ -92,7 +92,7 @@ class Part(ABC):
     @property
     @abstractmethod
     def number(self) -> int:
-        """The subtask."""
+        """The number of the subtask that wrote this part."""
 
     @abstractmethod
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:
@@ -126,7 +126,7 @@ class Part(ABC):
     @property
     @abstractmethod
     def instead(self) -> str:
-        """What to do when they cannot be read."""
+        """The advice in the error if they cannot be read."""
 
 
 @dataclass(frozen=True)

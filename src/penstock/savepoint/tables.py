@@ -107,7 +107,7 @@ def write_table(
 def read_table(
     folder: Storage, file: SavedFile, layout: TableLayout, scratch: Path, sort_keys: SortKeys | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, once it is known to be what the manifest says; their columns are those of the layout.
+    """The rows of a file, after it was compared with the manifest; their columns are those of the layout.
 
     With `sort_keys`, which are in ascending order, only the row groups that may hold one of them.
     """
@@ -132,7 +132,7 @@ def read_table(
 
 
 def row_groups(metadata: pq.FileMetaData, sort_keys: SortKeys | None) -> list[int]:
-    """The row groups that may hold one of these sort keys, by what the file says about each."""
+    """The row groups that may hold one of these sort keys, by the statistics in the file."""
     every = range(metadata.num_row_groups)
     return [at for at in every if sort_keys is None or _may_hold(metadata.row_group(at).column(0), sort_keys)]
 
@@ -194,7 +194,7 @@ def _corrupt(folder: Storage, file: SavedFile, problem: str) -> CorruptStateErro
 
 @dataclass(frozen=True)
 class Load:
-    """What a task needs to know to load the state of a subtask. It is called in tasks, on any machine."""
+    """Loads the state of a subtask. It is called in tasks, on any machine."""
 
     folder: Storage
     manifest: Manifest
@@ -206,7 +206,7 @@ class Load:
     max_parallelism: int
     former_uids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: frozenset[str] = field(default_factory=frozenset)
-    """Operators whose state is to be dropped: their subtasks are empty."""
+    """Operators whose state is dropped: their subtasks start empty."""
 
     def at(self, local_dir: Path) -> Load:
         """See `RestoreTask.at`."""
@@ -266,7 +266,7 @@ class _Loading:
 
     def _rows(self, layout: StateLayout) -> Iterator[tuple[str, pa.RecordBatch]]:
         for name, table in layout.by_name.items():
-            if table.on_rescale is OnRescale.BY_KEY or not self._is_rescaled:  # others are dealt out anew
+            if table.on_rescale is OnRescale.BY_KEY or not self._is_rescaled:  # others are distributed again
                 for batch in self._own_rows(name, table):
                     yield name, batch
 
@@ -285,7 +285,7 @@ class _Loading:
         return [file for file in files if share_groups(index, self.workplace.parallelism, file.part, former)]
 
     def _read(self, file: SavedFile, table: TableLayout) -> Iterator[pa.RecordBatch]:
-        """Its rows, all of which are of the part that the manifest says: others would be left out here, and nobody else reads them."""
+        """The rows of a file. All must belong to the part in the manifest: no other subtask would read other rows."""
         folder, parallelism = self.load.folder, self.load.manifest.parallelism
         for batch in read_table(folder, file, table, self.scratch):
             strange = strange_part(batch, table, file.part, parallelism)
@@ -311,7 +311,7 @@ class _Loading:
             return upload_new(place, state.freeze(), before)
 
     def _rows_of(self, part: int, layout: StateLayout) -> RowsByTable:
-        """What one former subtask had."""
+        """The rows of one former subtask."""
         found: dict[str, pa.Table] = {}
         for table in layout.of_subtasks:
             schema = pa.schema([*table.identity, *table.value])
@@ -322,7 +322,7 @@ class _Loading:
 
 
 def strange_part(rows: pa.RecordBatch, table: TableLayout, part: int, parallelism: int) -> int | None:
-    """Another part that has one of these rows; None where all of them are of this one."""
+    """Another part to which one of these rows belongs; None if all belong to this one."""
     found = [owners(key_groups(rows.column(SORT_KEY).to_numpy()), parallelism)]
     if table.on_rescale is not OnRescale.BY_KEY:
         found.append(rows.column(SUBTASK.name).to_numpy())

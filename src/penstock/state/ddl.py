@@ -58,7 +58,7 @@ def arrow_type(ddl: str) -> pa.DataType:
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """What Spark's DDL calls an Arrow type: 'long', 'array<string>'; Arrow's own name for one that Spark does not have."""
+    """The DDL name of an Arrow type, such as 'long' or 'array<string>'; Arrow's own name for a type that Spark does not have."""
     if pa.types.is_map(kind):
         return f"map<{spark_type(kind.key_type)},{spark_type(kind.item_type)}>"
     if pa.types.is_struct(kind):
@@ -71,7 +71,7 @@ def spark_type(kind: pa.DataType) -> str:
 
 
 def canonical(kind: pa.DataType) -> pa.DataType:
-    """The type with parts that may all be null: as state of own code has it."""
+    """The type with all parts nullable, as state of user code has it."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(one.name, canonical(one.type)) for one in kind])
     if pa.types.is_map(kind):
@@ -106,7 +106,7 @@ class _Parser:
         self._advance()
 
     def type(self) -> pa.DataType:
-        """Read one type."""
+        """Read one type, and refuse types that are nested too deep."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             self._fail(f"types are nested more than {_MAX_DEPTH} deep")
@@ -119,9 +119,9 @@ class _Parser:
         fields: list[pa.Field] = []
         seen: set[str] = set()
         while True:
-            # Spark does not tell upper and lower case apart, so 'a' and 'A' would be one ambiguous column.
+            # Column names are not case-sensitive in Spark, so 'a' and 'A' would be one ambiguous column.
             if self._token.lower() in seen:
-                self._fail(f"column {self._token!r} occurs twice (upper and lower case are not told apart)")
+                self._fail(f"column {self._token!r} occurs twice (names are not case-sensitive)")
             seen.add(self._token.lower())
             name = self._name()
             self._skip(":")
@@ -131,7 +131,7 @@ class _Parser:
                 return fields
 
     def expect_end(self) -> None:
-        """Refuse whatever follows."""
+        """Fail if any text is left."""
         if self._token != _END:
             self._fail(f"expected the end, found {self._token!r}")
 
@@ -251,7 +251,7 @@ _PLAIN_NAME = re.compile(r"\w+")
 
 
 def schema_ddl(given: Columns) -> str:
-    """The DDL of columns, whatever they were written as; what cannot be read is refused."""
+    """The DDL of columns in any accepted form. Raises `ConfigError` for any other."""
     if isinstance(given, list | tuple):
         ddl = ", ".join(_column(one) for one in given)
     elif _is_spark_type(given) and hasattr(given, "fields"):
@@ -273,7 +273,7 @@ def schema_ddl(given: Columns) -> str:
 
 
 def type_ddl(given: Type) -> str:
-    """The DDL of a type; what cannot be read is refused."""
+    """The DDL of a type in any accepted form. Raises `ConfigError` for any other."""
     if not isinstance(given, str) and not _is_spark_type(given):
         raise ConfigError(
             f"type={given!r} is not a type: it takes DDL such as 'long' or 'array<string>', or a type of Spark's such as LongType()"
@@ -290,7 +290,7 @@ def _column(given: object) -> str:
     if isinstance(given, str):
         if len(arrow_schema(given)) != 1:
             raise ConfigError(
-                f"schema has {given!r} as one of its columns, which are several; write one a text, such as 'app string'",
+                f"schema has {given!r} as one of its columns, but it names several; write one column per text, such as 'app string'",
                 column=given,
             )
         return given
@@ -311,7 +311,7 @@ def _name_and_type(given: Any) -> tuple[str, Any]:
 
 
 def _type(kind: Any) -> str:
-    """The DDL of a type of Spark's; what Penstock has no type for is refused by who reads it."""
+    """The DDL of one of Spark's types. The caller refuses types that Penstock does not have."""
     if isinstance(kind, str):
         return kind
     if hasattr(kind, "fields"):

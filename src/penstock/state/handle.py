@@ -13,7 +13,7 @@ import msgspec
 from penstock.ids import SubtaskId
 
 GENERATION_SHIFT = 32
-"""Places of rows are numbered from the generation of the state on: no batch has as many rows as there are numbers for it."""
+"""Arrival numbers of rows start at the generation of the state, shifted by this: no batch has as many rows as fit in between."""
 _STATE_NAME = re.compile(r"state/(?P<uid>[^/]+)/\d+-\d+-(?P<index>\d+)-.*")
 
 
@@ -31,31 +31,31 @@ class FileRef(msgspec.Struct, frozen=True, omit_defaults=True):
     tombstones: int = 0
     file: str = ""
     fades: int | None = None
-    """When enough of it will have expired that it is worth writing anew, in microseconds since the epoch; None for never."""
+    """When so much will have expired that a rewrite pays off, in microseconds since the epoch; None for never."""
     fades_event: int | None = None
-    """The same for what expires in event time."""
+    """The same for values that expire in event time."""
 
 
 class Due(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first moments for which state waits, in microseconds since the epoch: timers, windows that close, rows that find no partner.
+    """The first times at which state is due, in microseconds since the epoch: timers, ends of windows, join rows without a partner.
 
-    None for nothing. It may be too early, as after a change of parallelism, and is never too late: what is due is only looked for then.
+    None if nothing is due. A time may be too early, as after a change of parallelism, but never too late: nothing is searched before it.
     """
 
     event_us: int | None = None
-    """In event time: due when the watermark has come to it."""
+    """In event time: due when the watermark reaches it."""
     clock_us: int | None = None
     """By the clock of the driver."""
 
     def is_reached(self, watermark_us: int, now_us: int) -> bool:
-        """Whether something is due."""
+        """Whether a timer, window or row is due at these times."""
         return (self.event_us is not None and self.event_us <= watermark_us) or (
             self.clock_us is not None and self.clock_us <= now_us
         )
 
     @staticmethod
     def first(of: Iterable[Due]) -> Due:
-        """The first moments of several."""
+        """The earliest times of several."""
         every = tuple(of)
         return Due(_first(one.event_us for one in every), _first(one.clock_us for one in every))
 
@@ -72,11 +72,11 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     refs: tuple[FileRef, ...] = ()
     generation: int = 0
-    """How many batches have written it, one after the other. Not `version`: at least once a batch is done again on later state."""
+    """The number of batches that have written it. Not `version`: at least once, a batch is repeated on later state."""
     due: Due = Due()
-    """What it waits for."""
+    """When its timers, windows and join rows are due."""
     over_us: int | None = None
-    """Windows that end up to it are forgotten in it, in event time. At least once the watermark of its checkpoint may be an earlier one."""
+    """Event time up to which windows are closed and removed. At least once, the watermark of its checkpoint may be earlier."""
 
     @property
     def files(self) -> frozenset[str]:
@@ -85,22 +85,22 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all its files."""
         return sum(ref.size for ref in self.refs)
 
 
 def over_in_all(handles: Iterable[StateHandle]) -> int | None:
-    """Up to where windows are forgotten in all of them: what one of them still has is awaited."""
+    """The time up to which windows are removed in all of them."""
     known = [handle.over_us for handle in handles]
     return None if None in known else min((us for us in known if us is not None), default=None)
 
 
 def state_stem(run: int, batch: int, index: int, attempt: int) -> str:
-    """How the names of all state files begin that one attempt of a subtask writes; no other attempt of any run has it."""
+    """The start of all names of state files of one attempt of a subtask; unique among all attempts of all runs."""
     return f"{run}-{batch}-{index}-{attempt}"
 
 
 def writer_of(name: str) -> SubtaskId | None:
-    """The subtask that wrote a state file, from its name alone; None for a name that does not say it."""
+    """The subtask that wrote a state file, from its name alone; None for other names."""
     found = _STATE_NAME.fullmatch(name)
     return None if found is None else SubtaskId(found["uid"], int(found["index"]))

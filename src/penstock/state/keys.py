@@ -31,7 +31,7 @@ import xxhash
 GROUP_SHIFT = 48
 MAX_KEY_GROUPS = 1 << 15
 SORT_KEY = "__sort_key"
-"""The column of rows on their way to an operator, and of rows of state."""
+"""The column with the sort key, in rows for an operator and in rows of state."""
 ORDER = "__order"
 """The column with the second sort number, where a key may have many rows."""
 
@@ -42,8 +42,8 @@ SortKeys = npt.NDArray[np.int64]
 class KeyBatch:
     """Distinct keys in ascending order of their sort key; row i of `columns` is the key of `sort_keys[i]`.
 
-    In a table with several rows a key, what identifies them: `orders` has the second sort number of each, and `columns` goes on
-    with the columns that tell them apart.
+    In a table with several rows per key, `orders` has the second sort number of each row, and `columns` also has the other identity
+    columns.
     """
 
     sort_keys: SortKeys
@@ -75,12 +75,12 @@ def owner(group: int, parallelism: int) -> int:
 
 
 def owners(groups: npt.NDArray[np.int64], parallelism: int) -> npt.NDArray[np.int64]:
-    """`owner`, for many groups at once."""
+    """The owning subtask of each of many groups."""
     return groups % parallelism
 
 
 def share_groups(one: int, parallelism: int, other: int, other_parallelism: int) -> bool:
-    """Whether subtask `one` of so many and subtask `other` of so many own a key group in common, however many groups there are."""
+    """Whether subtask `one` and subtask `other`, at their parallelisms, own a common key group, for any number of groups."""
     return (one - other) % gcd(parallelism, other_parallelism) == 0
 
 
@@ -117,7 +117,7 @@ def is_own_order(kind: pa.DataType) -> bool:
 
 
 def order_number(column: pa.Array) -> int:
-    """That of the only value of a column; of a whole number or a short text in a fraction of the time that many at once need for one."""
+    """The number of the only value of a column; much faster than `order_numbers` for an integer or a short text."""
     kind = column.type
     if pa.types.is_int64(kind):
         number: int = column[0].as_py()
@@ -200,7 +200,7 @@ def _of_bytes(column: pa.Array) -> Hashes:
 
 
 def _hash_words(data: memoryview, starts: SortKeys, lengths: SortKeys, total: Hashes) -> None:
-    """Take eight bytes of every text that is still going on, and mix them into its hash."""
+    """Mix the next eight bytes of every unfinished text into its hash."""
     padded = np.frombuffer(bytes(data) + bytes(_WORD_BYTES), dtype=np.uint8)
     words: Hashes = np.ndarray((len(padded) - _WORD_BYTES + 1,), dtype="<u8", buffer=padded, strides=(1,))
     for done in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
@@ -217,7 +217,7 @@ def _data(column: pa.Array) -> memoryview:
 
 
 def _mixed_one(number: int) -> int:
-    """`_mixed`, for one number."""
+    """The same as `_mixed` for a single Python integer."""
     mixed = (number + int(_GOLDEN)) & _64_BITS
     mixed = ((mixed ^ (mixed >> 30)) * int(_MIX_1)) & _64_BITS
     mixed = ((mixed ^ (mixed >> 27)) * int(_MIX_2)) & _64_BITS
@@ -256,7 +256,7 @@ def _column_equal(left: pa.Array, right: pa.Array) -> Flags:
 
 
 def _values_equal(left: pa.Array, right: pa.Array) -> Flags:
-    """Equality of rows that are valid on both sides; what it says about others means nothing."""
+    """Equality of rows that are valid on both sides; the result for other rows is undefined."""
     kind = left.type
     if pa.types.is_floating(kind):
         return _floats_equal(left, right)

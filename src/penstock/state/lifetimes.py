@@ -35,9 +35,9 @@ class Measure(enum.Enum):
     CLOCK = "clock"
     """The time of the batch."""
     WATERMARK = "watermark"
-    """Event time: how far it had come when the batch began. What ends in this batch is still there in it."""
+    """The watermark when the batch began. Values whose time ends during this batch are still visible in it."""
     FIRED = "fired"
-    """The time of the batch before: timers by the clock up to it have fired. What is due in this batch is still there in it."""
+    """The time of the previous batch: timers by the clock up to it have fired. Values due in this batch are still visible in it."""
 
 
 def stamp_name(state: str = "", measure: Measure = Measure.CLOCK) -> str:
@@ -47,13 +47,13 @@ def stamp_name(state: str = "", measure: Measure = Measure.CLOCK) -> str:
 
 
 def in_microseconds(seconds: float) -> int:
-    """As stamps count."""
+    """The value in the unit of stamps, microseconds."""
     return round(seconds * 1_000_000)
 
 
 @dataclass(frozen=True)
 class Lifetime:
-    """These columns of a table live so long from the moment in their stamp."""
+    """The time to live of some columns of a table, counted from the time in their stamp."""
 
     columns: tuple[str, ...]
     stamp: str
@@ -69,7 +69,7 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class StateTime:
-    """What a task is told about time: that of its batch, and since when each stamp counts."""
+    """The times that a task gets: that of its batch, and since when each stamp counts."""
 
     now_us: int = 0
     switched_on_us: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class StateTime:
     """The time of the batch before: timers by the clock up to it have fired."""
 
     def now_by(self, measure: Measure) -> int:
-        """What time it is by one of the clocks."""
+        """The current time by one of the two clocks."""
         match measure:
             case Measure.CLOCK:
                 return self.now_us
@@ -107,8 +107,8 @@ class _Mortal:
 
     @property
     def _missing_us(self) -> int:
-        """What is stored without a stamp counts from the moment at which the time to live was switched on. Was there no watermark yet,
-        there is no such moment in event time: then it stays, until it is touched.
+        """Values stored without a stamp count from the time at which the time to live was switched on. If there was no watermark yet,
+        there is no such time in event time: then they stay until they are touched.
         """  # noqa: D205 - the sentence is long
         if self.measure is Measure.CLOCK or self.switched_on_us > LONG_AGO_US:
             return self.switched_on_us
@@ -134,7 +134,7 @@ class _Mortal:
 
 
 class Expiry:
-    """What of the rows of a table has expired at one moment. Rows are value columns in the order of the table, stamps among them."""
+    """Finds the values of a table that have expired at a given time. Rows are value columns in the order of the table, including stamps."""
 
     def __init__(
         self, names: Sequence[str], lifetimes: Sequence[Lifetime], time: StateTime, *, rows: bool = False
@@ -195,7 +195,7 @@ class Expiry:
         return found
 
     def is_over(self, first_us: Mapping[Measure, int]) -> bool:
-        """Whether one of these moments has come."""
+        """Whether one of these times is reached."""
         return any(first_us.get(one.measure, FAR_AWAY_US) <= one.now_us for one in self._mortal)
 
     def read(self, values: pa.RecordBatch, found: Flags) -> tuple[pa.RecordBatch, Flags]:
@@ -222,7 +222,7 @@ class Expiry:
 
 
 class Ending(NamedTuple):
-    """Of so many values half will have expired at one moment, and all at another."""
+    """A number of values, the time when half of them will have expired, and the time when all will have."""
 
     half_us: int
     all_us: int
@@ -231,7 +231,7 @@ class Ending(NamedTuple):
 
 
 class Fading(NamedTuple):
-    """When it will be worth it to write a file anew, without what has expired: by the clock, and in event time. None for never."""
+    """When a rewrite of a file without its expired values pays off: by the clock, and in event time. None for never."""
 
     clock_us: int | None = None
     event_us: int | None = None
@@ -245,8 +245,8 @@ def fading(endings: Sequence[Ending], rows: int) -> Fading:
 
 
 def _fading(endings: Sequence[Ending], rows: int) -> int | None:
-    """When about half of what may expire has done so. Where little of the file may expire that is when all of it has, so that much is not
-    written again and again for the sake of little.
+    """When about half of the mortal values have expired. If only a small part of the file can expire, it is the time when all of that part
+    has, so that a large file is not rewritten again and again for little.
     """  # noqa: D205 - the sentence is long
     mortal, so_far = sum(ending.values for ending in endings), 0
     if not mortal:
@@ -261,14 +261,14 @@ def _fading(endings: Sequence[Ending], rows: int) -> int | None:
 
 
 class Moment(NamedTuple):
-    """What time it is, as the driver knows it when it decides about the files of an operator."""
+    """The current times that the driver uses when it decides about the files of an operator."""
 
     clock_us: int = 0
     watermark_us: int = LONG_AGO_US
 
 
 def _since(lifetime: Lifetime, time: StateTime) -> int:
-    """A null stamp counts as this moment, and no stamp as an earlier one. Event times may be of any age."""
+    """The time for which a null stamp counts; no stamp counts as an earlier one. Event times may be of any age."""
     usual = 0 if lifetime.measure is Measure.CLOCK else LONG_AGO_US
     return time.switched_on_us.get(lifetime.stamp, usual)
 

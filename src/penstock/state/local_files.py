@@ -72,7 +72,7 @@ class Origins:
 
 @contextmanager
 def working_files(path: Path) -> Iterator[None]:
-    """What the system refuses about working files may pass: a full disk, too many open files, a folder that was deleted."""
+    """Errors of the operating system about working files may be temporary: a full disk, too many open files, a deleted folder."""
     try:
         yield
     except OSError as cause:
@@ -115,7 +115,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _tighten(folder: Path) -> None:
-    """Nobody else looks into it. Who could write there may have left something already."""
+    """Refuse a folder that others may write to: they may have placed files there already."""
     mode = stat.S_IMODE(folder.lstat().st_mode)
     if mode & _OTHERS_WRITE:
         raise _not_trusted(folder, f"can be written by others (mode {mode:o})")
@@ -137,9 +137,9 @@ def run_dir(job_folder: Path, run: int, token: str = "") -> Path:
 
 
 def begin_run(local_dir: Path, named: AbstractSet[str]) -> None:
-    """Make the folder of a run, and leave of earlier runs only files that the restored state names.
+    """Create the folder of a run, and keep of earlier runs only files that the restored state names.
 
-    Called by the driver and by every task; only the first of them on a machine has something to do.
+    The driver and every task call it; only the first call on a machine has an effect.
     """
     make_job_dir(local_dir.parent)
     with working_files(local_dir):
@@ -206,7 +206,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 MOST_REMEMBERED = 65_536
-"""More files than the subtasks of a worker use at a time; what is forgotten is only hashed again."""
+"""More files than the subtasks of a worker use at a time. A forgotten file is only hashed again."""
 
 Fingerprint = tuple[int, str]
 
@@ -221,7 +221,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 class HashedFiles:
-    """The fingerprints that one process knows. A file keeps its own when it is renamed or linked."""
+    """The fingerprints of files that one process has hashed. A file keeps its fingerprint when it is renamed or linked."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         self._most = most
@@ -229,7 +229,7 @@ class HashedFiles:
         self._lock = threading.Lock()
 
     def hash(self, path: Path) -> Fingerprint:
-        """Read the whole file, whatever is known about it, and remember what was found."""
+        """Hash the whole file, even if it is known, and remember the result."""
         identity = _identity(path)  # before its bytes: what is written meanwhile makes it another
         found = fingerprint(path)
         with self._lock:
@@ -240,12 +240,12 @@ class HashedFiles:
         return found
 
     def known(self, path: Path) -> Fingerprint:
-        """Read the file if this process has not, or not since it was last written."""
+        """The fingerprint of a file, hashed only if this process has not done so since the last write to it."""
         found = self._known.get(_identity(path))
         return found if found is not None else self.hash(path)
 
     def refuse_changed(self, path: Path, ref: FileRef, follows: str) -> None:
-        """Read the whole file; raise `UnavailableError` when it is not what was written. `follows` says what becomes of it then."""
+        """Hash the whole file; raise `UnavailableError` if it has changed. `follows` is the message's part about the consequence."""
         found = self.hash(path)
         if found != (ref.size, ref.checksum):
             raise UnavailableError(

@@ -25,7 +25,7 @@ LOST_AFTER_S = 600.0
 
 @dataclass(frozen=True)
 class MergeOrder:
-    """Neighbouring files of one subtask, newest first, to be made one; `oldest` when none lies behind them."""
+    """Adjacent files of one subtask, newest first, to be merged into one; `oldest` if there are no older files."""
 
     subtask: SubtaskId
     refs: tuple[FileRef, ...]
@@ -60,9 +60,9 @@ class MergeOrders:
     def order(
         self, handles: Iterable[StateHandle], now: float, moment_of: Callable[[str], Moment]
     ) -> dict[SubtaskId, MergeOrder]:
-        """New orders, to go out with the batch that begins with these handles.
+        """New orders, sent with the batch that begins with these handles.
 
-        `moment_of` says what time the batch is by which state of an operator expires, `now` is that of the driver's clock.
+        `moment_of` returns the times by which state of an operator expires, `now` is the time of the driver's clock.
         """
         with self._lock:
             self._under_way = {
@@ -116,9 +116,9 @@ class MergeOrders:
     def adopt(
         self, handles: Mapping[SubtaskId, StateHandle]
     ) -> tuple[dict[SubtaskId, StateHandle], frozenset[str]]:
-        """The handles with what was merged meanwhile in its place, and all files that came out of it.
+        """The handles with merged files in place of the originals, and all resulting files.
 
-        A result whose files are no longer there, because its order had been given twice, is in the files but in no handle.
+        A result whose originals are gone, because its order was given twice, is among the files but in no handle.
         """
         with self._lock:
             done, self._done = self._done, []

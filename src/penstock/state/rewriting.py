@@ -30,7 +30,7 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(), pa.float64()),
     pa.float32(): (pa.float64(),),
 }
-"""Numbers that have all values of the narrower ones. A float has 24 bits for them and a double 53: neither has every long."""
+"""The types that can represent all values of a narrower one. A float has 24 bits and a double 53: neither can represent every long."""
 
 
 class Conversion(ABC):
@@ -38,12 +38,12 @@ class Conversion(ABC):
 
     @abstractmethod
     def __call__(self, column: pa.Array) -> pa.Array:
-        """The same values."""
+        """The same values in the new type."""
 
 
 @dataclass(frozen=True)
 class Kept(Conversion):
-    """The type is the same."""
+    """Leaves a column as it is, because the type is the same."""
 
     @override
     def __call__(self, column: pa.Array) -> pa.Array:
@@ -52,7 +52,7 @@ class Kept(Conversion):
 
 @dataclass(frozen=True)
 class Wider(Conversion):
-    """A number becomes a wider one."""
+    """Casts numbers to a wider type."""
 
     to: pa.DataType
 
@@ -63,11 +63,11 @@ class Wider(Conversion):
 
 @dataclass(frozen=True)
 class OfStruct(Conversion):
-    """Fields are found by their names; one that is new is null."""
+    """Converts structs: fields are matched by name, and new fields are null."""
 
     to: pa.DataType
     fields: tuple[tuple[int, Conversion] | None, ...]
-    """For each field of the new type the place of the stored one, None where there was none."""
+    """For each field of the new type, the position of the stored field and its conversion; None for a new field."""
 
     @override
     def __call__(self, column: pa.Array) -> pa.Array:
@@ -80,7 +80,7 @@ class OfStruct(Conversion):
 
 @dataclass(frozen=True)
 class OfItems(Conversion):
-    """Each item of an array."""
+    """Converts each item of an array."""
 
     to: pa.DataType
     item: Conversion
@@ -92,7 +92,7 @@ class OfItems(Conversion):
 
 @dataclass(frozen=True)
 class OfEntries(Conversion):
-    """Each key and each value of a map that is a value itself."""
+    """Converts each key and each value of a map."""
 
     to: pa.DataType
     key: Conversion
@@ -106,7 +106,7 @@ class OfEntries(Conversion):
 
 
 def conversion(stored: pa.DataType, wanted: pa.DataType) -> Conversion | None:
-    """How values of one type become values of another; None where one could be lost, or might be null where none may be."""
+    """The conversion from one type to another; None if it could lose a value, or a null is not allowed in the new type."""
     if stored == wanted:
         return Kept()
     if wanted in _WIDER.get(stored, ()) or _has_more_digits(stored, wanted):
@@ -149,7 +149,7 @@ def _of_field(stored: pa.Field, wanted: pa.Field) -> Conversion | None:
 
 
 def _with_children(column: pa.Array, to: pa.DataType, child: pa.Array) -> pa.Array:
-    """The same arrays or maps with other items; which items are whose stays as it is."""
+    """The same arrays or maps with other items and unchanged offsets."""
     validity, offsets = column.buffers()[:2]
     children: Sequence[pa.Array] = [child]
     return pa.Array.from_buffers(
@@ -171,9 +171,9 @@ class TableChange:
 
     wanted: TableLayout
     carried: Mapping[str, Conversion]
-    """What becomes of each column that goes along; those that tell rows apart are among them."""
+    """The conversion of each column that is kept, including the identity columns."""
     begins_with: Mapping[str, object] = field(default_factory=dict)
-    """What a new column has where it is not null."""
+    """The initial value of each new column that does not begin with null."""
     loses_columns: bool = False
     """Whether a row may be left without any value: then there is none any more."""
 

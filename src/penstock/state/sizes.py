@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 PART_BYTES = 128 << 20
-"""What is written or handed on at once."""
+"""The size of a portion that is written or passed on at once."""
 
 Bytes = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ def row_bytes(columns: Sequence[pa.Array], rows: Bytes | None = None) -> Bytes:
 
 
 def table_row_bytes(table: pa.Table) -> Bytes:
-    """About how many bytes each row of a table takes, in whatever chunks it is."""
+    """About how many bytes each row of a table takes, across all its chunks."""
     sizes = np.zeros(table.num_rows, dtype=np.int64)
     for column in table.columns:
         if column.num_chunks:

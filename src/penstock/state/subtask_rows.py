@@ -1,8 +1,8 @@
 """Rows of state that belong to a subtask and not to a key: lists of operators, and broadcast state. Executors.
 
-In their tables the number of the subtask is the key. Subtask i is put into key group i, which it owns whatever the parallelism is: so a
-backend keeps, merges and checks these rows as any others. Only when there is another number of subtasks they are dealt out anew, by
-`take_over`: key groups would give all of them to the subtasks that were there before.
+In their tables the number of the subtask is the key. Subtask i uses key group i, which it owns at any parallelism. So a backend stores,
+merges and checks these rows like any others. Only after a change of parallelism `take_over` distributes them again, because key groups
+would give all of them to the former subtasks.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from penstock.state.backends.sorted_file import scan_schema
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, KeyBatch, order_numbers
 
 SUBTASK = pa.field("__subtask", pa.int32())
-"""The first column of such a table. The second tells its rows apart."""
+"""The first column of such a table. The second column identifies a row within its subtask."""
 
 RowsByTable = Mapping[str, pa.Table]
-"""By the names of tables: the columns that tell rows apart, then values."""
+"""By name of table: the identity columns, then values."""
 
 
 def subtask_sort_key(subtask: int) -> int:
-    """The sort key of what belongs to a subtask."""
+    """The sort key of rows that belong to a subtask."""
     return subtask << GROUP_SHIFT
 
 
 def subtask_key(subtask: int) -> KeyBatch:
-    """A subtask as a key."""
+    """A batch with the subtask's number as its only key."""
     column = pa.array([subtask], SUBTASK.type)
     return KeyBatch(
         np.array([subtask_sort_key(subtask)], dtype=np.int64),
@@ -38,7 +38,7 @@ def subtask_key(subtask: int) -> KeyBatch:
 
 
 def rows_of_subtask(state: OpenState, layout: StateLayout) -> RowsByTable:
-    """What a subtask has in such tables, in the order of rows. They are small."""
+    """The rows of a subtask in such tables, in order. The tables are small."""
     return {
         table.name: _scanned(state.table(table.name), table).drop_columns([SORT_KEY])
         for table in layout.of_subtasks
@@ -48,7 +48,7 @@ def rows_of_subtask(state: OpenState, layout: StateLayout) -> RowsByTable:
 def take_over(
     state: OpenState, layout: StateLayout, former: Sequence[RowsByTable], *, subtask: int, parallelism: int
 ) -> None:
-    """Write what a subtask gets of what all former subtasks had, the first of these first; `state` has the rest already."""
+    """Write the share of a subtask of the rows of all former subtasks, in the order of these; `state` has the other tables already."""
     for table in layout.of_subtasks:
         share = share_of(table, [rows[table.name] for rows in former], subtask, parallelism)
         opened = state.table(table.name)
@@ -57,13 +57,13 @@ def take_over(
 
 
 def share_of(table: TableLayout, former: Sequence[pa.Table], subtask: int, parallelism: int) -> pa.Table:
-    """The rows of the new subtask of what all former ones had, as its own."""
+    """The share of the new subtask of the rows of all former ones, with its own number."""
     if table.on_rescale is OnRescale.COPY:
         return _owned_by(subtask, former[subtask % len(former)])
     rows = pa.concat_tables(former)
     if table.on_rescale is OnRescale.SPLIT:
-        first, behind = (at * rows.num_rows // parallelism for at in (subtask, subtask + 1))
-        rows = rows.slice(first, behind - first)
+        first, after = (at * rows.num_rows // parallelism for at in (subtask, subtask + 1))
+        rows = rows.slice(first, after - first)
     places = pa.array(np.arange(rows.num_rows), table.identity.field(1).type)
     return _owned_by(subtask, rows.set_column(1, table.identity.field(1), places))
 
@@ -73,7 +73,7 @@ def _owned_by(subtask: int, rows: pa.Table) -> pa.Table:
 
 
 def _outdated(opened: OpenTable, table: TableLayout, share: pa.Table, subtask: int) -> pa.Table:
-    """The rows that came with the key groups and are not written over: those of other subtasks, and places that are not used now."""
+    """Rows that came with the key groups and are not overwritten: those of other subtasks, and unused positions."""
     there = _scanned(opened, table)
     gone = there.column(SUBTASK.name).to_numpy() != subtask
     if table.on_rescale is not OnRescale.COPY:

@@ -1,4 +1,4 @@
-"""What happens to a job, as it is told to people and to listeners. Data only; driver.
+"""The events of a job, for the journal and for listeners. Data only; driver.
 
 Times are in seconds since the epoch, by the clock of the machine that says so. A field that is added has a default, so that a journal of an
 older version can be read; a reader passes over events that it does not know.
@@ -136,11 +136,11 @@ class RunFailed(_Event, frozen=True, kw_only=True, tag="run_failed"):
     checkpoint: int = -1
     """The newest checkpoint that the run had."""
     rows_again: int = 0
-    """Rows behind that checkpoint that were processed, and are processed again."""
+    """Rows after that checkpoint that were processed, and are processed again."""
 
 
 class JobEnded(_Event, frozen=True, kw_only=True, tag="job_ended"):
-    """The job has ended, for good or until somebody starts it again."""
+    """The job has ended, for good or until it is started again."""
 
     how: str
     error: str = ""
@@ -153,7 +153,7 @@ class JobEnded(_Event, frozen=True, kw_only=True, tag="job_ended"):
 class TasksRepeated(_Event, frozen=True, kw_only=True, tag="tasks_repeated"):
     """Attempts of tasks have failed, Spark has repeated them, and the batch was done: nothing is lost.
 
-    Told of an operator once a minute at most.
+    Reported at most once a minute for each operator.
     """
 
     batch: int
@@ -164,13 +164,13 @@ class TasksRepeated(_Event, frozen=True, kw_only=True, tag="tasks_repeated"):
     attempts: int
     """The most that one of them needed."""
     why: str = ""
-    """What the first attempt that failed has said; '' for one that said nothing: its process died, or Spark gave it up."""
+    """The error of the first failed attempt; '' if there was none: its process died, or Spark gave it up."""
     batches_before: int = 0
-    """So many batches with the same came since this was last told."""
+    """How many batches had the same problem since the last report."""
 
 
 class SavepointMade(_Event, frozen=True, kw_only=True, tag="savepoint_made"):
-    """A savepoint is whole."""
+    """A savepoint was completed."""
 
     checkpoint: int
     folder: str
@@ -178,7 +178,7 @@ class SavepointMade(_Event, frozen=True, kw_only=True, tag="savepoint_made"):
 
 
 class SavepointDeleted(_Event, frozen=True, kw_only=True, tag="savepoint_deleted"):
-    """A savepoint is deleted by request. Told by the dashboard, before it begins."""
+    """A savepoint is deleted by request. The dashboard reports it before it begins."""
 
     folder: str
     by: str = ""
@@ -186,7 +186,7 @@ class SavepointDeleted(_Event, frozen=True, kw_only=True, tag="savepoint_deleted
 
 
 class Asked(_Event, frozen=True, kw_only=True, tag="asked"):
-    """Somebody has asked the job for something, and it was taken on."""
+    """The job has accepted a request."""
 
     what: str
     by: str = ""
@@ -195,7 +195,7 @@ class Asked(_Event, frozen=True, kw_only=True, tag="asked"):
 
 
 class Answered(_Event, frozen=True, kw_only=True, tag="answered"):
-    """What came of something that somebody has asked the job for."""
+    """The result of a request."""
 
     request: str
     what: str
@@ -219,7 +219,7 @@ class SinkDown(_Event, frozen=True, kw_only=True, tag="sink_down"):
 
 
 class SinkUp(_Event, frozen=True, kw_only=True, tag="sink_up"):
-    """They do again."""
+    """The sink accepts commits again."""
 
     sink: str
     down_s: float
@@ -243,7 +243,7 @@ class ProcessStarted(_Event, frozen=True, kw_only=True, tag="process_started"):
     attempt: int
     host: str = ""
     supervisor: int = 0
-    """The pid of the supervisor itself, by which whoever is on the same machine sees whether it lives."""
+    """The pid of the supervisor itself: a reader on the same machine sees by it whether it is alive."""
     supervisor_started: str = ""
     """Tells it from a later process with that pid."""
     pid_space: str = ""

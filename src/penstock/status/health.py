@@ -34,7 +34,7 @@ class Tone(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        """The worst first."""
+        """The order of severity, worst first."""
         return list(Tone).index(self)
 
 

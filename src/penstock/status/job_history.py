@@ -171,7 +171,7 @@ def _pending(one: PendingLive, run: int) -> CheckpointView:
 
 
 def summary(checkpoints: Sequence[CheckpointView], events: Iterable[Event]) -> CheckpointSummary:
-    """Over what is known."""
+    """The percentiles over the completed checkpoints that are known."""
     completed = [one for one in checkpoints if one.status is CheckpointStatus.COMPLETED]
     restored = sum(isinstance(event, RunStarted) and event.restored_from >= 0 for event in events)
     return CheckpointSummary(
@@ -207,7 +207,7 @@ def failures(
     *,
     reads_again: bool = True,
 ) -> tuple[FailureView, ...]:
-    """Newest first. `lives`: what runs said last of themselves; of one that was killed it tells how far it had come.
+    """Newest first. `lives`: the last progress of runs; for a run that was killed it shows how far it had come.
 
     `reads_again`: not so where the job processes each row at most once.
     """
@@ -261,7 +261,7 @@ def _told(events: Iterable[Event]) -> Iterable[tuple[FailureView, _Last]]:
 def _deaths(
     runs: Sequence[RunView], lives: Mapping[int, Progress], events: Sequence[Event], *, reads_again: bool
 ) -> Iterable[tuple[FailureView, _Last]]:
-    """Runs whose process was killed, or whose machine is gone: they said nothing."""
+    """Runs whose process was killed, or whose machine is gone: they recorded no end."""
     told = {event.run for event in events if isinstance(event, RunFailed | JobEnded)}
     for run in runs:
         if run.how != DID_NOT_SAY or run.run in told:

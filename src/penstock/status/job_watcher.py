@@ -112,7 +112,7 @@ _BY_STATUS = {
 
 
 class JobWatcher:
-    """One job. `look` may be called as often as somebody wants to see it, by one thread at a time."""
+    """Watches one job. `look` may be called as often as needed, by one thread at a time."""
 
     def __init__(self, job: FoundJob) -> None:
         self._job = job
@@ -124,7 +124,7 @@ class JobWatcher:
         self._last_lives: dict[int, Progress] = {}
 
     def look(self, now: float) -> JobView:
-        """The job at this moment. What cannot be read is said in `unreadable`, and is in nobody's way."""
+        """The view of the job now. Files that cannot be read are listed in `unreadable`, and do no further harm."""
         try:
             return self._look(now)
         except PenstockError as error:
@@ -216,7 +216,7 @@ class JobWatcher:
         ]
 
     def _plan(self, run: int) -> Plan | None:
-        """Of the newest run that has said it: one that has only just claimed the job has not."""
+        """The plan of the newest run that has written one: a run that has just claimed the job has not."""
         for one in range(run, max(0, run - _RUNS_BACK), -1):
             plan = self._plans.get(one) or read_plan(self._job.storage, one)
             if plan is not None:
@@ -225,12 +225,12 @@ class JobWatcher:
         return None
 
     def _live_before(self, run: int) -> Progress | None:
-        """What the newest run before this one said last."""
+        """The last progress of the newest run before this one."""
         earlier = (read_live(self._job.storage, one) for one in range(run - 1, max(0, run - _RUNS_BACK), -1))
         return next(filter(None, earlier), None)
 
     def _lives(self, runs: tuple[RunView, ...], live: Progress | None) -> dict[int, Progress]:
-        """What dead runs said last: it does not change any more."""
+        """The last progress of dead runs, which does not change any more."""
         for run in runs[1:]:
             if run.how == "did not say" and run.run not in self._last_lives:
                 found = read_live(self._job.storage, run.run)
@@ -243,7 +243,7 @@ _RUNS_BACK = 20
 
 
 def look_at(job: FoundJob, now: float) -> JobView:
-    """One look."""
+    """Read the view of a job once."""
     return JobWatcher(job).look(now)
 
 
@@ -265,7 +265,7 @@ def _state(listed: list[ListedRun], live: Progress | None) -> tuple[JobState, fl
 
 
 def _live(storage: Storage, listed: list[ListedRun]) -> Progress | None:
-    """What the newest run says. One that has only just followed a run of the same start has not said anything: then what that said."""
+    """The progress of the newest run; if it has just followed a run of the same start and has none yet, that of its predecessor."""
     for one in reversed(listed[-2:]):
         of_the_same = one.record and listed[-1].record and one.record.claimant == listed[-1].record.claimant
         found = read_live(storage, one.run) if of_the_same or one is listed[-1] else None

@@ -1,4 +1,4 @@
-"""Which jobs there are in some storages. Changes nothing; wherever somebody looks."""
+"""Finds the jobs in storages. Changes nothing; readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FoundJob:
 
     name: str
     place: str
-    """The storage as somebody has given it."""
+    """The storage as the user gave it."""
     storage: Storage
     """The folder of the job."""
     id: str
@@ -71,10 +71,10 @@ def _in(place: str) -> Iterator[tuple[str, str, Storage]]:
 
 
 def linked_jobs(places: Iterable[str | Path]) -> dict[str, str]:
-    """What is no job in these storages because of a link: by its URI, with why it is not shown.
+    """Links in these storages that are not shown as jobs: the reason by URI.
 
-    Whoever can write into a storage could show a job under another name so, and steer one that lies outside. A storage may be a link, and
-    so may the folder of a job: those are named by a person.
+    With a link, anyone who can write into a storage could show a job under another name, and control one that lies outside. A storage may
+    be a link, and so may the folder of a job: those are named by a person.
     """
     found = {}
     for place in places:
@@ -105,7 +105,7 @@ def _refused(place: LocalStorage) -> dict[str, str]:
 
 
 def _link_inside(place: Storage, folder: str = "") -> str:
-    """Which of the places by which a job is known and steered is a link; '' when none is. `folder`: with a slash behind it."""
+    """Which of the places by which a job is known and steered is a link; '' when none is. `folder`: with a slash at its end."""
     if not isinstance(place, LocalStorage):
         return ""
     return next((name for name in _ITS_OWN if place.is_link(f"{folder}{name}")), "")

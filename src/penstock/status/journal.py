@@ -85,7 +85,7 @@ MOST_FILES = 2 * KEEP_FILES
 
 
 MOST_BYTES = KEEP_BYTES + 2 * SEGMENT_BYTES
-"""Limits of what is read of each budget, the newest first: more than is kept, and not all that somebody may have put there."""
+"""How much is read of each budget, newest first: more than is kept, but not everything that others may have put there."""
 
 
 _EVENTS = msgspec.json.Decoder(Event)
@@ -152,7 +152,7 @@ def segments(storage: Storage) -> list[str]:
 
 
 def by_budget(names: Iterable[str]) -> dict[Budget, list[str]]:
-    """The same by budget."""
+    """The segments, grouped by budget."""
     found: dict[Budget, list[str]] = {budget: [] for budget in Budget}
     for name in names:
         match = _NAME.fullmatch(name)
@@ -208,17 +208,17 @@ def write_plan(storage: Storage, run: int, plan: Plan) -> None:
 
 
 def write_live(storage: Storage, live: Progress) -> None:
-    """Say what it does."""
+    """Write the progress of a run."""
     storage.put(f"runs/{live.run}.live", msgspec.json.encode(live))
 
 
 def read_plan(storage: Storage, run: int) -> Plan | None:
-    """What a run said that the job is; None where it did not, or nobody can read it."""
+    """The plan of a run; None if it has written none, or it cannot be read."""
     return _readable(storage, f"runs/{run}.plan", _PLANS)
 
 
 def read_live(storage: Storage, run: int) -> Progress | None:
-    """What a run said last of what it does; None where it did not, or nobody can read it."""
+    """The last progress of a run; None if it has written none, or it cannot be read."""
     return _readable(storage, f"runs/{run}.live", _LIVES)
 
 
@@ -235,7 +235,7 @@ May = Callable[[], bool]
 
 @dataclass(frozen=True)
 class _Lot:
-    """What is written together: into one file."""
+    """Events that are written together, into one file."""
 
     budget: Budget
     lines: bytes
@@ -283,7 +283,7 @@ class JournalWriter:
         self._thread.start()
 
     def tell(self, event: Event) -> None:
-        """Write this down, soon."""
+        """Queue an event to be written soon."""
         with self._changed:
             self._lost += len(self._waiting) == self._waiting.maxlen
             self._waiting.append(event)
@@ -373,7 +373,7 @@ class JournalWriter:
 
 
 def _line(event: Event) -> bytes:
-    """A text of others may hold what cannot be encoded: then it is said without its text."""
+    """Encode an event. A text that cannot be encoded is made storable first."""
     try:
         return msgspec.json.encode(event) + b"\n"
     except UnicodeEncodeError:

@@ -29,8 +29,8 @@ MOST_KINDS = 100
 class Listener(ABC):
     """Whatever is to hear of the job's events: give it to `job.start(listeners=[...])`.
 
-    `on_event` is called once for each event of this start of the job, in the order in which they were told, and never for events of
-    earlier starts. All calls are made by one thread that belongs to this listener, in the driver, behind the event: a checkpoint is
+    `on_event` is called once for each event of this start of the job, in the order in which they occurred, and never for events of
+    earlier starts. All calls are made by one thread that belongs to this listener, in the driver, after the event: a checkpoint is
     completed when its event is heard.
 
     It is not called again for the same event, whatever it raises. That is logged, once for each kind of exception, and the listener goes
@@ -46,7 +46,7 @@ class Listener(ABC):
         """Something has happened; `penstock.status.events` has the kinds. One that you do not know is to be passed over."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Called once, by the same thread, behind the last event: the place to flush."""
+        """Called once, by the same thread, after the last event: the place to flush."""
 
 
 class Listeners:
@@ -64,7 +64,7 @@ class Listeners:
             lane.put(event)
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Let them hear what waits, and end; whether all did in time. Those that did not are left behind, and end with the process."""
+        """Deliver the waiting events and end the threads; false if some did not end in time. Those end with the process."""
         watch = Stopwatch()
         for lane in self._lanes:
             lane.end()

@@ -81,7 +81,7 @@ class BatchLive(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PendingLive(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint in progress."""
+    """A checkpoint that has begun and is not complete."""
 
     checkpoint: int
     triggered_at: float

@@ -130,7 +130,7 @@ def run_failed(
 ) -> RunFailed:
     """A run has failed; `delay_s`: it is tried again after so long, None: it is not.
 
-    `shows_rows`: whether texts of Spark's and of user code are told, which may have values of rows in them.
+    `shows_rows`: whether texts of Spark and of user code, which may contain values of rows, are reported.
     """
     root = _root(error) if shows_rows else error
     trace = traceback.format_exception(error) if shows_rows else traceback.format_tb(error.__traceback__)

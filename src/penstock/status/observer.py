@@ -95,7 +95,7 @@ class Observer(CheckpointListener):
         self._first_batch_since_s: float | None = None
 
     def _update(self, **changes: Any) -> None:
-        """Only with the lock."""
+        """Change the progress; the caller holds the lock."""
         self.progress = replace(self.progress, **changes)
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────
@@ -222,20 +222,22 @@ class Observer(CheckpointListener):
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────
 
-    def asked(self, request: str, wish: Request) -> None:
+    def asked(self, request_id: str, request: Request) -> None:
         """The job has accepted a request."""
         now, run = self._clock.wall(), self.progress.run
-        self._tell(Asked(at=now, run=run, request=request, what=wish.kind, by=make_events.text_of(wish.by)))
+        self._tell(
+            Asked(at=now, run=run, request=request_id, what=request.kind, by=make_events.text_of(request.by))
+        )
 
-    def answered(self, request: str, wish: Request, done: Done) -> None:
+    def answered(self, request_id: str, request: Request, done: Done) -> None:
         """The job has answered a request."""
         self._tell(
             Answered(
                 at=self._clock.wall(),
                 run=self.progress.run,
-                request=request,
-                what=wish.kind,
-                by=make_events.text_of(wish.by),
+                request=request_id,
+                what=request.kind,
+                by=make_events.text_of(request.by),
                 ok=done.ok,
                 error=make_events.text_of(done.error),
                 checkpoint=done.facts.get("checkpoint", -1),
@@ -244,7 +246,7 @@ class Observer(CheckpointListener):
         )
 
     def savepoint_made(self, checkpoint: int, folder: str, took_s: float) -> None:
-        """A savepoint is complete."""
+        """A savepoint was completed: report it."""
         now, run = self._clock.wall(), self.progress.run
         self._tell(SavepointMade(at=now, run=run, checkpoint=checkpoint, folder=folder, took_s=took_s))
 
@@ -256,7 +258,7 @@ class Observer(CheckpointListener):
             self._update(up_since=self.progress.up_since or self._clock.wall(), down_since=0.0)
 
     def batch_begun(self) -> None:
-        """A batch has begun."""
+        """A batch has begun: count its rows from here on."""
         with self._lock:
             self._update(batch_since=self._clock.wall())
 
@@ -414,7 +416,7 @@ class Observer(CheckpointListener):
     # ── checkpoints, see `CheckpointListener` ──────────────────────────────────────────────────
 
     def completed(self, completed: Completed, complete_s: float = 0.0, *, wanted: bool = False) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint was completed: update the progress and report it."""
         now = self._clock.wall()
         with self._lock:
             progress = self.progress
@@ -450,7 +452,7 @@ class Observer(CheckpointListener):
             )
 
     def given_up(self, announced: Announce) -> None:
-        """A checkpoint has failed."""
+        """A checkpoint has failed: count it and report it."""
         with self._lock:
             self._update(
                 checkpoints_failed=self.progress.checkpoints_failed + announced.reason.counts,

@@ -34,7 +34,7 @@ from penstock.status.listeners import Listener
 from penstock.version import __version__
 
 MOST_OPEN = 100
-"""Completed checkpoints whose commit was not heard of yet. Beyond that the oldest is told as it is."""
+"""Completed checkpoints that wait for their commit. Beyond that number the oldest is exported as it is."""
 
 _Parts = Sequence[tuple[str, float, float]]
 
@@ -81,7 +81,7 @@ class OpenTelemetry(Listener):
 
     @override
     def close(self) -> None:
-        """What was completed and never heard to be committed is told as it is."""
+        """Export completed checkpoints whose commit was never reported."""
         self._tell_the_oldest(0)
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
@@ -158,7 +158,7 @@ class OpenTelemetry(Listener):
         parts: _Parts = (),
         error: str = "",
     ) -> None:
-        """One span with its parts, all over already. It belongs to no other: whoever runs the job is not inside of a request."""
+        """One span with its parts, all over already. It has no parent: the job does not run inside a request."""
         span = self._tracer.start_span(
             f"penstock.{name}",
             context=self._api.set_span_in_context(self._api.INVALID_SPAN),

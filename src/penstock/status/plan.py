@@ -31,15 +31,15 @@ class PlanNode(msgspec.Struct, frozen=True, kw_only=True):
     promise: str = ""
     """Of a sink: when its rows are visible, or what may come of a repetition."""
     partly_aggregated: bool = False
-    """Whether the rows that come to it are counted behind Spark's own partial aggregation: fewer than were read."""
+    """Whether the rows that come to it are counted after Spark's own partial aggregation: fewer than were read."""
 
 
 PARTLY_AGGREGATED = "partly aggregated"
-"""What is said beside numbers of rows of such a node."""
+"""The remark next to row counts of such a node."""
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job was told about checkpoints and restarts."""
+    """The settings for checkpoints and restarts."""
 
     mode: str
     interval_s: float
@@ -151,7 +151,7 @@ def plan_settings(
     max_parallelism: int,
     local_recovery: bool,
 ) -> PlanSettings:
-    """What the job was told."""
+    """The settings of the job."""
     return PlanSettings(
         mode=checkpoint.delivery_mode.value,
         interval_s=checkpoint.interval_s,

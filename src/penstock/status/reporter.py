@@ -227,14 +227,14 @@ class JobReporter:
         )
 
     def ended(self, how: str, met: BaseException | None) -> None:
-        """The last run has ended. Writes what is left."""
+        """The last run has ended: write the remaining events."""
         self.observer.ended(how, met)
         self.close()
         if self._page is not None:
             self._page.close()
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write the remaining events, and end."""
         if self._writer is not None:
             self._writer.close()
         self._journal.close()

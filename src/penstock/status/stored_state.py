@@ -1,8 +1,8 @@
-"""What is in a job's state, as its newest checkpoint has it: tables and sizes, the rows of a key, the largest keys. Without Spark.
+"""The state of a job in its newest checkpoint: tables and sizes, the rows of a key, the largest keys. Without Spark.
 
 Rows are read from the files of the checkpoint, with a hold, so that the job deletes none of them meanwhile. A key is found by reading on
 until it is there: where it lies is known to Spark's hash alone. So every reading has limits, and says when it has met one.
-Wherever somebody looks.
+Readers.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ USUAL_LIMITS = Limits()
 
 
 def state_contents(storage: Storage) -> StateContents:
-    """What is in the newest checkpoint of the job in this folder; raises `ConfigError` when it has none."""
+    """The state in the newest checkpoint of the job in this folder; raises `ConfigError` if it has none."""
     completed = retained_checkpoint(storage)
     contents = checkpoint_contents(storage, completed)
     return StateContents(
@@ -178,7 +178,7 @@ def _columns(view: View) -> dict[str, str]:
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants to see of a state: the rows of a key, or the keys with the most rows."""
+    """A query of a state: the rows of a key, or the keys with the most rows."""
 
     operator: str
     state: str
@@ -236,7 +236,7 @@ def check_question(storage: Storage, completed: Completed, question: Question) -
 
 
 def answer(storage: Storage, completed: Completed, question: Question) -> FoundRows | LargestKeys:
-    """Read this checkpoint, which somebody else holds."""
+    """Read this checkpoint, which the caller holds."""
     asked = _Asked.by(question, storage, completed)
     scan = _Scan(USUAL_LIMITS, SYSTEM_CLOCK)
     return _largest_keys(asked, scan) if question.largest else _found_rows(asked, scan)
@@ -402,7 +402,7 @@ def _mask(batch: pa.RecordBatch, wanted: Sequence[tuple[str, pa.Scalar]]) -> npt
 
 
 def _value(name: str, text: str, kind: pa.DataType) -> pa.Scalar:
-    """What somebody has typed, as the column has it. `null` is a missing value, except where it can be a text."""
+    """Typed text as a value of the column. `null` is a missing value, except where it can be a text."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pa.scalar(text, kind)
     if text == "null":

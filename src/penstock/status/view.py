@@ -30,7 +30,7 @@ class JobState(enum.StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     DIED = "died"
-    """Its process is gone or silent, and has not said why: it was killed, or its machine is gone."""
+    """Its process is gone or silent, and recorded no end: it was killed, or its machine is gone."""
     NEW = "new"
     """It has never run."""
     UNREADABLE = "unreadable"
@@ -42,7 +42,7 @@ class JobState(enum.StrEnum):
 
     @property
     def is_down(self) -> bool:
-        """Whether it is down without anybody having wanted that."""
+        """Whether it is down although it was not stopped."""
         return self in (JobState.FAILED, JobState.DIED, JobState.UNREADABLE)
 
 
@@ -95,12 +95,12 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureView(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that the job went down without anybody having wanted it, and what it cost."""
+    """One failure of the job, and what it cost."""
 
     at: float
     run: int
     error: str
-    """The class of the error; `died` for a driver that said nothing."""
+    """The class of the error; `died` for a driver that recorded none."""
     why: str
     root: str = ""
     notes: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures one behind the other that have the same cause, but for numbers in its text."""
+    """Consecutive failures with the same cause, apart from numbers in its text."""
 
     begins: int
     """Where the newest of them is in `JobView.failures`."""
@@ -137,14 +137,14 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody has asked the job for: from a shell, a page, or the program itself."""
+    """A request to the job: from a shell, a page, or the program itself."""
 
     request: str
     what: str
     by: str
     asked_at: float
     state: str
-    """`under way`, `done`, `failed`, or `unknown`: the process that had taken it on ended before it said what came of it."""
+    """`under way`, `done`, `failed`, or `unknown`: the process that had taken it on ended before it wrote the result."""
     answered_at: float = 0.0
     error: str = ""
     checkpoint: int = -1
@@ -154,7 +154,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """A run as pages and tables show it."""
 
     run: int
     how: str
@@ -220,7 +220,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one has started the program that runs now, and lives no more."""
     plan: Plan | None = None
     live: Progress | None = None
-    """What it said last; of a job that is not running, what it said before it ended."""
+    """The last progress; of a job that is not running, the progress before it ended."""
     checkpoints: tuple[CheckpointView, ...] = ()
     """Newest first: those under way, the history that the journal has, and what is retained."""
     summary: CheckpointSummary = CheckpointSummary()
@@ -238,7 +238,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     savepoints: tuple[str, ...] = ()
     """Folders of savepoints that the journal knows of, newest first."""
     unreadable: tuple[str, ...] = ()
-    """What is wrong with files of the job, for people."""
+    """The problems of files of the job, for people."""
 
     @property
     def story(self) -> tuple[Event, ...]:
@@ -329,12 +329,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def guarantee(self) -> str:
-        """What it promises from source to sink; '' where no run has said it."""
+        """The end-to-end guarantee; '' if no run has written it."""
         return "" if self.plan is None else self.plan.guarantee
 
 
 UNSEEN_AFTER_S = 15.0
-"""What was seen longer ago is not taken for what is so now."""
+"""Older observations are not taken for the current state."""
 STUCK_AFTER_S = 600.0
 """A start that takes longer is not one that only takes its time."""
 SEEN_AFTER_S = 3 * LIVE_S
@@ -357,7 +357,7 @@ class Behind(msgspec.Struct, frozen=True):
 
 
 def source_behind(view: JobView, source: SourceLive) -> Behind:
-    """Of one source. A run that has only just come up has not looked yet: Spark tells of a batch behind its end."""
+    """Of one source. A run that has only just come up has no number yet: Spark reports a batch after its end."""
     if source.behind is None or view.live is None:
         return Behind()
     is_old = not view.is_up or source.looked_at < view.live.up_since
@@ -376,16 +376,16 @@ def total_behind(view: JobView) -> Behind:
 
 
 class CaughtUp(enum.StrEnum):
-    """The answer."""
+    """Whether a job has caught up."""
 
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """Nothing is known to be left, and somebody cannot say: a source, or a job that does not run."""
+    """Nothing is known to be left, but a source cannot tell, or the job does not run."""
 
 
 class CaughtUpView(msgspec.Struct, frozen=True):
-    """The answer, and what is left to do, or why nobody knows."""
+    """The answer, and what is left to do, or why it is unknown."""
 
     answer: CaughtUp
     why: str = ""

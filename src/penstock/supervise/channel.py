@@ -44,7 +44,7 @@ LONGEST_TEXT = 2000
 
 
 ANSWER_S = 3.0
-"""So long a supervisor has to say what follows from a signal."""
+"""How long a supervisor has to answer a reported signal."""
 
 
 _RECEIVE = 4096
@@ -63,7 +63,7 @@ class ProgramReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the program says. Every line has some of it."""
 
     job: str = ""
-    """A job is about to start, of this name and in this storage. From now on the program hears wishes over the socket."""
+    """A job is about to start, of this name and in this storage. From now on the program takes requests over the socket."""
     storage: str = ""
     """Alone: where a job lies that the program starts, and whose signals it takes itself."""
     going: bool = False
@@ -83,14 +83,14 @@ class SignalRequest(msgspec.Struct, frozen=True):
     signal: int
 
 
-SAID = msgspec.json.Decoder(ProgramReport)
+REPORTS = msgspec.json.Decoder(ProgramReport)
 
 
-WISHES = msgspec.json.Decoder(SignalRequest)
+SIGNAL_REQUESTS = msgspec.json.Decoder(SignalRequest)
 
 
 def line(words: ProgramReport | SignalRequest) -> bytes:
-    """As it is sent."""
+    """A message as bytes, ending with a newline."""
     return msgspec.json.encode(words) + b"\n"
 
 
@@ -108,12 +108,12 @@ class Lines:
         return [one for one in whole if one]
 
 
-def read_said(lines: list[bytes]) -> list[ProgramReport]:
+def read_reports(lines: list[bytes]) -> list[ProgramReport]:
     """What can be understood of them."""
     found: list[ProgramReport] = []
     for one in lines:
         try:
-            found.append(decoded(SAID, one))
+            found.append(decoded(REPORTS, one))
         except msgspec.DecodeError:
             continue
     return found
@@ -131,12 +131,12 @@ class Supervisor:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._pid = os.getppid()
-        self._lock = threading.RLock()  # a signal may come, and be told, in the midst of saying something
-        self._wishes: deque[int] = deque()
+        self._lock = threading.RLock()  # a signal may arrive, and be reported, while a message is sent
+        self._pending: deque[int] = deque()
         self._gone = threading.Event()
         self._heard_s = -math.inf
         self._late = 0
-        """Wishes that are still to come, and were done already."""
+        """Requests that are still to come for signals that have counted already."""
         self._leaving = False
         threading.Thread(target=self._listen, name="penstock-supervisor", daemon=True).start()
 
@@ -145,11 +145,11 @@ class Supervisor:
         """Whether nobody is at the other end any more."""
         return self._gone.is_set()
 
-    def say(self, said: ProgramReport) -> None:
+    def say(self, report: ProgramReport) -> None:
         """Tell it, if it is there."""
         with self._lock:
             try:
-                self._connection.sendall(line(said))
+                self._connection.sendall(line(report))
             except OSError:
                 self._gone.set()
 
@@ -165,12 +165,12 @@ class Supervisor:
         self._leaving = True
 
     def counts(self, number: int) -> int:
-        """A signal has come to this process: how often it counts. One that the supervisor did not wish for is told to it instead."""
+        """How often a signal to this process counts. A signal that the supervisor did not request is reported to it instead."""
         if self.is_gone:
             return 1
         wished = 0
-        while self._wishes:
-            self._wishes.popleft()
+        while self._pending:
+            self._pending.popleft()
             wished += 1
         if wished:
             return wished
@@ -183,10 +183,10 @@ class Supervisor:
         return 0
 
     def _no_answer(self, number: int, told_s: float) -> None:
-        """A supervisor that stands still, as one whose storage does not answer, must not keep anybody from stopping the job."""
-        if self._heard_s < told_s - ANSWER_S:  # or what was told is a wish that has come already
+        """A supervisor that stands still, as one whose storage does not answer, must not keep the job from being stopped."""
+        if self._heard_s < told_s - ANSWER_S:  # otherwise its request has come already
             self._late += 1
-            self._wished(number)
+            self._requested(number)
 
     def _listen(self) -> None:
         lines = Lines()
@@ -205,18 +205,18 @@ class Supervisor:
 
     def _heard(self, words: bytes) -> None:
         try:
-            number = decoded(WISHES, words).signal
+            number = decoded(SIGNAL_REQUESTS, words).signal
         except msgspec.DecodeError as error:
-            _log.debug("the supervisor said what cannot be understood: %s", error)
+            _log.debug("a message of the supervisor cannot be decoded: %s", error)
             return
         self._heard_s = SYSTEM_CLOCK.monotonic()
         if self._late:
             self._late -= 1  # it was done without waiting
         else:
-            self._wished(number)
+            self._requested(number)
 
-    def _wished(self, number: int) -> None:
-        self._wishes.append(number)
+    def _requested(self, number: int) -> None:
+        self._pending.append(number)
         os.kill(os.getpid(), number)  # to the main thread, which may be anywhere
 
 

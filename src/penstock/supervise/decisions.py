@@ -19,12 +19,12 @@ from penstock.recovery.restart import (
 )
 from penstock.wording import counted, duration
 
-WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals with which a person, or a machine that shuts down, asks a job to stop."""
-SAME_WISH_S = 1.0
-"""Within this time a wish that comes twice is one: systemd and `timeout` send it to every process, a terminal to the whole group."""
+SAME_REQUEST_S = 1.0
+"""Two signals within this time are one request: systemd and `timeout` send it to every process, a terminal to the whole group."""
 DEAF_S = 30.0
-"""So long has a program to end after the second wish, which means now. Then it is killed."""
+"""How long a program has to end after the second request, which means now. Then it is killed."""
 MOST_FAILURES = 1000
 """So many times of failures are remembered, or more where the strategy counts them: a program may be started again for years."""
 
@@ -34,17 +34,19 @@ _FINAL: Mapping[int, str] = {
     errors.EXIT_FAILED_FOR_GOOD: "the job has failed for good: another attempt would only meet it again",
     errors.EXIT_FENCED: "another start owns the job now, or its storage was taken away",
 }
-_ASKED = frozenset({*(-number for number in WISHES), *(errors.EXIT_BY_SIGNAL + number for number in WISHES)})
+_ASKED = frozenset(
+    {*(-number for number in STOP_SIGNALS), *(errors.EXIT_BY_SIGNAL + number for number in STOP_SIGNALS)}
+)
 
 
 @dataclass(frozen=True)
 class End:
-    """How a program ended."""
+    """How a program ended: its status and the failure that it reported."""
 
     status: int
     """Its exit code; the number of a signal that killed it is negative."""
-    told: int = 0
-    """The code of the failure that it told of before; 0: it told of none."""
+    reported: int = 0
+    """The code of the failure that it reported before; 0 if it reported none."""
 
     @property
     def how(self) -> str:
@@ -58,8 +60,8 @@ class End:
 
     @property
     def kind(self) -> int:
-        """What it is judged by. A program of the user's ends with 1 whatever it met, and has said before what that was."""
-        return self.told if self.told and self.status > 0 else self.status
+        """The code that decides. A program of the user ends with 1 after any failure, and has reported the code before."""
+        return self.reported if self.reported and self.status > 0 else self.status
 
 
 def _name(number: int) -> str:
@@ -85,21 +87,21 @@ class Supervision:
     strategy: RestartStrategy
     randomness: Randomness = SYSTEM_RANDOMNESS
     asked: int | None = None
-    """The last signal by which somebody asked it to stop."""
-    wishes: int = 0
+    """The last signal that requested a stop."""
+    stop_requests: int = 0
     """How often."""
     failures: list[float] = field(default_factory=list)
     _asked_at: float = 0.0
     killed_at: float | None = None
-    """When a program that is still there is to be killed: it is deaf to wishes."""
+    """When a program that is still there is to be killed, because it ignores requests."""
 
     def came(self, number: int, at: float) -> bool:
-        """A signal has come, to the supervisor or to the program. Whether it is a wish of its own, which is to be passed on."""
-        if self.asked is not None and at - self._asked_at < SAME_WISH_S:
+        """A signal has come, to the supervisor or to the program. Returns whether it is a request of its own, which has to be passed on."""
+        if self.asked is not None and at - self._asked_at < SAME_REQUEST_S:
             return False
         self.asked, self._asked_at = number, at
-        self.wishes += 1
-        if self.wishes > 1 and self.killed_at is None:
+        self.stop_requests += 1
+        if self.stop_requests > 1 and self.killed_at is None:
             self.killed_at = at + DEAF_S
         return True
 
@@ -111,7 +113,7 @@ class Supervision:
         """
         if self.asked is not None:
             return Decision(restarts=False, why=f"it was asked to stop, with {_name(self.asked)}")
-        curable = end.kind == errors.EXIT_WRONG_SETTING and (beside_the_dead or (again and not end.told))
+        curable = end.kind == errors.EXIT_WRONG_SETTING and (beside_the_dead or (again and not end.reported))
         if end.kind in _FINAL and not curable:
             return Decision(restarts=False, why=_FINAL[end.kind])
         if end.status in _ASKED:
@@ -163,7 +165,7 @@ def strategy_of(said: str) -> RestartStrategy:
     make = STRATEGIES.get(name)
     if make is None:
         raise ConfigError(
-            f"--restart {said} is unknown: choose one of {', '.join(STRATEGIES)}, with settings behind a colon, such as "
+            f"--restart {said} is unknown: choose one of {', '.join(STRATEGIES)}, with settings after a colon, such as "
             "fixed-delay:attempts=3,delay=10s",
             value=said,
         )

@@ -1,6 +1,6 @@
 """The story of a program and its supervisor, in the journal of the job. Driver, in the supervisor.
 
-The supervisor does not know where the job's storage is until the program has said so; what happens before is kept. From then on a
+The supervisor does not know where the job's storage is until the program has reported it; earlier events are kept. From then on a
 `JournalWriter` writes: no storage that hangs holds up a restart, and no job ends for want of the story. Where no program ever says where,
 nothing is written. Nothing is deleted: that is for the run that owns the job.
 """
@@ -36,7 +36,7 @@ class Story:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        """Around the two below: the events go over to the writer while others are told."""
+        """Protects the two fields below: events move to the writer while others are recorded."""
         self._waiting: deque[Event] = deque(maxlen=MOST_KEPT)
         self._writer: JournalWriter | None = None
         self._lost = 0
@@ -77,7 +77,7 @@ class Story:
             self._waiting.clear()
 
     def started(self, pid: int, attempt: int) -> None:
-        """The program was started."""
+        """Record that the program was started."""
         self._tell(
             ProcessStarted(
                 at=self._clock.wall(),
@@ -92,7 +92,7 @@ class Story:
         )
 
     def died(self, pid: int, how: str, decision: str, *, restarts: bool, delay_s: float = 0.0) -> None:
-        """The program has ended."""
+        """Record how the program ended, and whether it is started again."""
         self._tell(
             ProcessDied(
                 at=self._clock.wall(),

@@ -28,10 +28,10 @@ from penstock.supervise.channel import (
     ProgramReport,
     SignalRequest,
     line,
-    read_said,
+    read_reports,
     socket_name,
 )
-from penstock.supervise.decisions import WISHES, End, Supervision
+from penstock.supervise.decisions import STOP_SIGNALS, End, Supervision
 from penstock.supervise.family import LOOK_S, Remains, adopt_orphans, children, end_orphans, reap
 from penstock.supervise.journal import Story
 from penstock.wording import counted, duration
@@ -46,34 +46,34 @@ _ID_DIGITS = 16
 
 @dataclass
 class Program:
-    """One attempt: a process, and what it has said of itself."""
+    """One attempt: a process, and its reports."""
 
     pid: int
     """0: it could not be started."""
     connection: socket.socket
     lines: Lines = field(default_factory=Lines)
     job: str = ""
-    told: int = 0
+    reported: int = 0
     status: int | None = None
 
     @property
     def hears(self) -> bool:
-        """Whether it takes wishes over the socket."""
+        """Whether it takes requests over the socket."""
         return bool(self.job)
 
     def received(self) -> tuple[list[ProgramReport], bool]:
-        """What it has said since the last time, and whether it can say more."""
+        """The reports since the last call, and whether more can come."""
         try:
             received = self.connection.recv(_RECEIVE)
         except BlockingIOError:
             return [], True
         except ConnectionResetError:
             return [], False
-        return read_said(self.lines.add(received)), bool(received)
+        return read_reports(self.lines.add(received)), bool(received)
 
 
 class Keeper:
-    """Keeps one command alive."""
+    """Runs one command, and starts it again when it dies."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Keeper:
 
     def run(self) -> int:
         """Until it is not to be started again; returns the exit code."""
-        self._spared = children()  # of whoever became this process: they are not ours to end
+        self._spared = children()  # of the program that became this process: they are not ours to end
         adopt_orphans()
         try:
             with _signals_as_bytes() as woken:
@@ -143,7 +143,7 @@ class Keeper:
         return os.posix_spawnp(self._command[0], self._command, environment, setsigdef=_RESET)
 
     def _watch(self, program: Program, woken: socket.socket) -> None:
-        """Until it has ended."""
+        """Handle messages and signals until the program has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
             selector.register(program.connection, selectors.EVENT_READ)
@@ -179,11 +179,11 @@ class Keeper:
 
     def _heard(self, said: ProgramReport, program: Program) -> None:
         if said.signal:
-            self._wished(said.signal, program)
+            self._requested(said.signal, program)
         if said.exit_code:
-            program.told = said.exit_code
+            program.reported = said.exit_code
         if said.job:
-            program.job, program.told = (
+            program.job, program.reported = (
                 said.job,
                 0,
             )  # another job of the program may have failed before, and it went on
@@ -203,10 +203,10 @@ class Keeper:
     def _take_signals(self, woken: socket.socket, program: Program | None) -> None:
         with suppress(BlockingIOError):
             for number in woken.recv(_RECEIVE):
-                if number in WISHES:
-                    self._wished(number, program)
+                if number in STOP_SIGNALS:
+                    self._requested(number, program)
 
-    def _wished(self, number: int, program: Program | None) -> None:
+    def _requested(self, number: int, program: Program | None) -> None:
         if self._supervision.came(number, self._clock.monotonic()) and program is not None:
             self._pass_on(number, program)
 
@@ -223,7 +223,7 @@ class Keeper:
     def _after(self, program: Program, woken: socket.socket) -> int | None:
         """See what the program left behind, decide, and let the pause pass; the exit code where that is the end."""
         now = self._clock.monotonic()
-        end = End(program.status or 0, program.told)
+        end = End(program.status or 0, program.reported)
         self._died_at = now if self._died_at is None else self._died_at
         beside_the_dead = self._remains.tend(now) is not None
         verdict = self._supervision.ended(end, now, beside_the_dead=beside_the_dead, again=self._attempt > 1)
@@ -252,10 +252,10 @@ class Keeper:
         return self._supervision.asked is not None
 
     def _asked_again(self, woken: socket.socket) -> bool:
-        """Whether somebody who waits for the end has asked once more."""
-        before = self._supervision.wishes
+        """Whether a second stop request has come during the wait."""
+        before = self._supervision.stop_requests
         self._take_signals(woken, None)
-        return self._supervision.wishes > max(before, 1)
+        return self._supervision.stop_requests > max(before, 1)
 
     def _pause(self, until: float, woken: socket.socket) -> int | None:
         """Let time pass; a signal ends it, and the supervisor with it."""
@@ -295,7 +295,7 @@ def _signals_as_bytes() -> Iterator[socket.socket]:
         wakes.settimeout(0)
         earlier = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         try:
-            for number in (*WISHES, signal.SIGCHLD):
+            for number in (*STOP_SIGNALS, signal.SIGCHLD):
                 if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:
                     before[number] = signal.signal(number, lambda *_: None)
             yield woken

@@ -307,7 +307,7 @@ def newest_us(of: Input, rows: pa.Table, now_us: int) -> int | None:
 
 
 def parsed_moment(given: datetime | str, call: str) -> datetime:
-    """What a test writes for a moment; text without a zone is UTC."""
+    """The time that a test writes, as microseconds; text without a time zone is UTC."""
     if not isinstance(given, str):
         return given
     try:

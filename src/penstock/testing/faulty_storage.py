@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class SimulatedCrash(BaseException):
-    """The process 'died' here. Not an `Exception`, so that no handler for errors goes on as if it lived."""
+    """The process 'died' here. Not an `Exception`, so that no error handler continues as if the process lived."""
 
 
 class PlannedFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class PlannedFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to go wrong. Calls are numbered from 1; a `delete` counts once for each name."""
+    """The planned faults. Calls are numbered from 1; a `delete` counts once for each name."""
 
     crash_before: int | None = None
     crash_after: int | None = None
@@ -69,7 +69,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class FaultyStorage(ForwardingStorage):
-    """A storage that does what `inner` does, except where `plan` says otherwise.
+    """A storage that behaves like `inner`, except for the faults in `plan`.
 
     After a `SimulatedCrash` every further call raises it too: a dead process does no I/O, nor do its threads.
     A pickled copy counts and remembers for itself.
@@ -149,8 +149,8 @@ _STEP_S = 0.02
 class SlowStorage(ForwardingStorage):
     """A storage that waits `seconds` before it writes a file, as if the bytes were on their way; it reads at full speed.
 
-    Only names that match `pattern` (as in a shell: `state/*`) are slow. From the moment the file `until` exists nothing is: a
-    write that waits goes through at once, in every process.
+    Only names that match `pattern` (as in a shell: `state/*`) are slow. Once the file `until` exists, no write is slow: a
+    waiting write continues at once, in every process.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class KillPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KillingStorage(ForwardingStorage):
-    """A storage that does what `inner` does until the kill point is reached, and then ends the process with SIGKILL.
+    """A storage that behaves like `inner` until the kill point is reached, and then ends the process with SIGKILL.
 
-    `last_words` is called with the number of the checkpoint right before: to wait for what should be true then, or to say goodbye.
+    `last_words` is called with the number of the checkpoint right before, for example to wait for a condition or to log.
     Tasks get `inner` itself, so that an executor never dies of it.
     """
 

@@ -46,7 +46,7 @@ from penstock.testing.subtasks import SavedState, StoredState, Subtasks
 
 @dataclass(frozen=True)
 class _Step:
-    """What happened since the last checkpoint, for a replay."""
+    """The steps since the last checkpoint, for a replay."""
 
     tables: tuple[pa.Table | None, ...] = ()
     """The rows of a batch, by input."""
@@ -195,11 +195,11 @@ class Harness:
 
     @property
     def watermark(self) -> datetime | None:
-        """How far event time has come; None before the first row, or without event time."""
+        """The current watermark; None before the first row, or without event time."""
         return watermark(self._watermarks.reached().watermarks_us[self._operator.uid])
 
     def state(self, key: Any = None) -> dict[str, Any]:
-        """What is stored for a key, by the names of its states: values, lists, and maps as dictionaries. What is not stored is left out.
+        """The stored state of a key by name: values, lists, and maps as dictionaries. States without a value are left out.
 
         A key of several columns is a tuple. Without a key: the `OperatorListState` of all subtasks, and `BroadcastState`.
         """
@@ -247,7 +247,7 @@ class Harness:
         self._watermarks.finish({uid: {ALL_ROWS: us} for uid, us in found.items() if us is not None})
 
     def _settle(self) -> None:
-        """Let time go on to where it has come, and do what is due, in batches without rows."""
+        """Fire timers and close windows that are due, in batches without rows."""
         while True:
             watermarks_us = self._watermarks.if_nothing_is_read(self._now_us, self._waiting)
             is_due = bool(due_operators(self._subtasks.handles.values(), watermarks_us, self._now_us))

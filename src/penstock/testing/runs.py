@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 Keys = str | tuple[str, ...] | list[str]
 MAX_PARALLELISM = 128
 FIRST_NOW = "2026-01-01 00:00"
-"""What the virtual clock shows where the test does not say."""
+"""The initial time of the virtual clock, unless the test sets it."""
 _MOST_FAILURES, _FAILURES_A_BATCH, _CHECKPOINTS_A_BATCH = 3, 0.3, 0.4
 """Of a run with a seed."""
 
 
 class Options(TypedDict, total=False):
-    """What `harness` and `run` take besides the operator, its rows and its columns."""
+    """The options of `harness` and `run` besides the operator, its rows and its columns."""
 
     order_by: OrderBy
     event_time: str | EventTime | None
@@ -80,15 +80,15 @@ def harness(
     parallelism: int = 1,
     now: datetime | str | None = None,
 ) -> Harness:
-    """An operator for a test that gives it rows step by step, without Spark. What a job refuses, this refuses in the same words.
+    """An operator for a test that sends it rows step by step, without Spark. It refuses what a job refuses, with the same message.
 
     `schema`, `order_by`, `right_order_by`, `uid`: as in `process`. `key`: as in `key_by`; none for a `Process`.
     `input_schema`: the columns of the rows, as DDL, a `StructType`, a list or an Arrow schema.
     `event_time`: as in `job.read`, for an input of one partition. `window` and `lateness`: as in `window`, for a `WindowProcess`.
     `right_key`, `right_schema`, `right_event_time`: the second stream of a `KeyedCoProcess`.
     `broadcast_schema`, `broadcast_order_by`: the broadcast stream.
-    `on_bad_record`: with "skip", bad rows are in `rejected`. `now`: what the virtual clock shows first; without it, event times that lie
-    ahead of the clock are believed.
+    `on_bad_record`: with "skip", bad rows are in `rejected`. `now`: the initial time of the virtual clock; without it, event times
+    ahead of the clock are accepted.
     """
     policy = checked_policy(on_bad_record)
     left = _input("rows", input_schema, key, event_time, limited=now is not None)
@@ -239,7 +239,7 @@ def _sliceable(rows: RowsGiven) -> Any:
 def _input(
     uid: str, columns: Columns | pa.Schema, key: Keys, event_time: str | EventTime | None, *, limited: bool
 ) -> Input:
-    """A stream with its columns; `limited`: whether the clock says which times are believed."""
+    """A stream with its columns; `limited`: whether event times ahead of the clock are rejected."""
     schema = _schema(columns)
     options = EventTime(event_time) if isinstance(event_time, str) else event_time
     if options is None:

@@ -42,7 +42,7 @@ _MOST_SHOWN = 10
 
 
 class SinkContract(ABC):
-    """What every transactional sink must do; `schema` and `row` may be replaced."""
+    """The tests that every transactional sink must pass; `schema` and `row` may be overridden."""
 
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -196,7 +196,7 @@ class SinkContract(ABC):
         self.assert_visible(2, rule=Rule.ABORT_LEAVES_NOTHING)
 
     def test_abort_of_a_task_that_died(self) -> None:
-        """What a dead task has begun is aborted by what the driver finds, or by what the task reported."""
+        """The driver aborts a transaction of a dead task that it finds or that the task reported."""
         reported = self.begun([1])
         for found in list(self.sink().find_transactions(JOB, SINK)):
             self.sink().abort(through_json(found))
@@ -249,7 +249,7 @@ class SinkContract(ABC):
         self.assert_unfinished((2, 6, 3, 17), (2, 10, 1, 0), rule=Rule.FIND_LISTS_THE_UNFINISHED)
 
     def test_found_transactions_can_be_aborted(self) -> None:
-        """What `find_transactions` lists suffices for `abort`."""
+        """`abort` works with the transactions that `find_transactions` lists."""
         self.staged([1], checkpoint=1)
         self.staged([2], checkpoint=2)
         for found in list(self.sink().find_transactions(JOB, SINK)):
@@ -336,7 +336,7 @@ class SinkContract(ABC):
         self._job_dies(Step.HALF_OF_THE_COMMITS)
 
     def test_a_job_dies_after_commit(self) -> None:
-        """What was committed is not committed a second time."""
+        """A committed transaction is not committed a second time."""
         self._job_dies(Step.COMMIT)
 
     def test_a_job_dies_in_its_recovery(self) -> None:
@@ -348,7 +348,7 @@ class SinkContract(ABC):
             self._comes_to_its_end(job)
 
     def test_a_job_whose_tasks_are_attempted_twice(self) -> None:
-        """What an attempt left that Spark did not keep never becomes visible, and is cleared away."""
+        """The output of an attempt that Spark did not keep never becomes visible, and is removed."""
         with sink_job(self.sink, self.batch, drops_attempts=0.5) as job:
             self._comes_to_its_end(job)
 
@@ -403,6 +403,6 @@ def _shown(rows: Counter[str]) -> str:
 
 
 def _breaking_off(transactions: list[Transaction]) -> Iterator[Transaction]:
-    """Three of them, then the process is interrupted."""
+    """Yield three transactions, then interrupt the process."""
     yield from transactions[:3]
     raise KeyboardInterrupt

@@ -28,7 +28,7 @@ class Rule(enum.Enum):
     )
     ABORT_LEAVES_NOTHING = (
         "abort() removes what a transaction has staged, also when it is called twice, or before pre_commit()",
-        "delete by what the transaction says, not by what the instance remembers; what is gone already is no error",
+        "delete by the content of the transaction, not by what the instance remembers; data that is already gone is not an error",
     )
     GONE_IS_NOT_COMMITTED = (
         "commit() of a transaction whose rows are gone raises CommitLostError",

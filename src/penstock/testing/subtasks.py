@@ -49,7 +49,7 @@ class RunningTask(Protocol):
 
     @property
     def tags(self) -> Tags:
-        """What travels with its results."""
+        """The outputs of the attempt besides its results."""
         ...
 
     def __call__(self, batches: Sequence[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
@@ -62,7 +62,7 @@ class TaskFactory(Protocol):
 
     @property
     def uid(self) -> str:
-        """Its uid."""
+        """The uid of the operator."""
         ...
 
     def layout(self) -> StateLayout:
@@ -95,7 +95,7 @@ class LocalExecutor:
         return 0
 
     def answer(self, answer: Answer) -> None:
-        """Every attempt is kept."""
+        """Every attempt counts, because there are no retries."""
         self.answers.append(answer)
 
     def upload(self, upload: Upload) -> None:
@@ -122,7 +122,7 @@ class SavedState:
 
 
 class Subtasks:
-    """The state goes on from batch to batch. `root` is a folder of its own; a restore leaves nothing but what is in storage."""
+    """The state continues from batch to batch. `root` is a private folder; a restore keeps only files in storage."""
 
     def __init__(
         self,
@@ -152,9 +152,9 @@ class Subtasks:
     def run(
         self, tables: Sequence[pa.Table], clock: OperatorClock, *, wake: bool = False, ends: bool = False
     ) -> tuple[list[Mapping[str, Sequence[pa.RecordBatch]]], Acknowledged]:
-        """Run a batch: a table of rows with sort keys for each subtask. Returns the outputs of each by tag, and what the driver is told.
+        """Run a batch: a table of rows with sort keys for each subtask. Returns the outputs of each by tag, and the messages to the driver.
 
-        `wake`: subtasks without rows run, too. `ends`: event time has come to its end. If a task raises, the batch has not happened.
+        `wake`: subtasks without rows run, too. `ends`: event time has reached its end. If a task raises, the batch has no effect.
         """
         uid, number = self._operator.uid, self.batch + 1
         plan = self._assignment(number, clock, wake=wake, ends=ends)
@@ -207,7 +207,7 @@ class Subtasks:
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self) -> SavedState:
-        """What `restore` goes back to."""
+        """The checkpoint that `restore` returns to."""
         return SavedState(self.batch, dict(self.handles), self.parallelism)
 
     def restore(self, saved: SavedState, parallelism: int) -> None:
@@ -245,12 +245,12 @@ class Subtasks:
 
     @property
     def due(self) -> Due:
-        """The first moments for which any subtask waits."""
+        """The first times at which any subtask is due."""
         return Due.first(handle.due for handle in self.handles.values())
 
     @contextmanager
     def opened(self, index: int) -> Iterator[OpenState]:
-        """The state of a subtask after the last batch. What has expired by then is not in it."""
+        """The state of a subtask after the last batch, without expired values."""
         subtask = SubtaskId(self._operator.uid, index)
         time = StateTime(self.clock.now_us, {}, self.clock.watermark_us, self.clock.now_us)
         place = Workplace.of(
@@ -261,7 +261,7 @@ class Subtasks:
 
 
 def with_wake_row(table: pa.Table, subtask: int) -> pa.Table:
-    """The rows of a subtask in a batch that wakes all of them, as Spark hands them over."""
+    """The rows of a subtask in a batch that wakes all subtasks, as Spark passes them."""
     wakes = pa.table({SORT_KEY: pa.array([subtask_sort_key(subtask)], pa.int64()), WAKE: [True]})
     return pa.concat_tables([table, wakes], promote_options="default")
 
@@ -282,7 +282,7 @@ _BY_EVENT_TIME = timer_table(EVENT_TIME, pa.schema([])).name
 
 @dataclass(frozen=True)
 class StoredState:
-    """What the subtasks have stored after their last batch."""
+    """The stored state of the subtasks after their last batch."""
 
     subtasks: Subtasks
 

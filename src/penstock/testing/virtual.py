@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told otherwise. Runs wherever tests run."""
+"""A virtual clock and a storage in memory, for tests and simulations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPOCH_S = 1_700_000_000.0
 
 
 class VirtualClock:
-    """A `Clock` whose time passes only by `sleep`, `wait` and `advance`; `slept` remembers every pause that somebody took."""
+    """A `Clock` whose time passes only by `sleep`, `wait` and `advance`; `slept` lists every pause."""
 
     def __init__(self, wall_s: float = EPOCH_S) -> None:
         self._passed_s = 0.0
@@ -37,20 +37,20 @@ class VirtualClock:
         self.advance(seconds)
 
     def wait(self, until: threading.Event, seconds: float) -> bool:
-        """See `Clock.wait`; nobody sets the event meanwhile."""
+        """Let the whole time pass, because nothing sets the event meanwhile."""
         if not until.is_set():
             self.sleep(seconds)
         return until.is_set()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward by some seconds."""
         if seconds < 0:
             raise ValueError(f"time does not go back, not even by {-seconds} s")
         self._passed_s += seconds
 
 
 class VirtualStorage(Storage):
-    """Files by name, none of them on a disk. It cannot be pickled into another process, so it is for simulations."""
+    """A storage in memory. It cannot be pickled into another process, so it is for simulations."""
 
     def __init__(self, uri: str = "virtual://storage") -> None:
         self._uri = uri

@@ -107,7 +107,7 @@ class Cells:
             table.load(state.table(table.name), keys, context.operator, state.generation, self.touches)
 
     def touched(self) -> dict[str, Flags]:
-        """Of the columns in the row of the key, which keys have one that was written, or looked at where that renews it."""
+        """For each column in the row of the key: which keys have a value that was written, or read where reading renews it."""
         found: dict[str, Flags] = {}
         for name, cell in self.columns.items():
             found[name] = np.frombuffer(cell.dirty, dtype=np.bool_)
@@ -132,7 +132,7 @@ class Cells:
             cell.undo(index)
 
     def memo(self) -> list[Any]:
-        """What all state of the current key is, between two of its calls."""
+        """A copy of all state of the current key, taken between two of its calls."""
         return [cell.memo() for cell in self.all]
 
     def back_to(self, memo: list[Any]) -> None:

@@ -82,7 +82,7 @@ class TimeToLive:
         return self.since == READ
 
     def lifetime(self, *columns: str, state: str = "") -> Lifetime:
-        """That of these columns, with a stamp for the state."""
+        """The lifetime of these columns, with a stamp for the state."""
         measure = _MEASURES[self.by]
         return Lifetime(columns, stamp_name(state, measure), self.ttl_us, measure)
 
@@ -92,7 +92,7 @@ TTL = str | float | timedelta | TimeToLive
 
 
 def time_to_live(ttl: TTL | None) -> TimeToLive | None:
-    """What `ttl=` means; None for a state that never expires."""
+    """Read the argument `ttl=`; None for a state that never expires."""
     return ttl if ttl is None or isinstance(ttl, TimeToLive) else TimeToLive(ttl)
 
 
@@ -124,7 +124,7 @@ class TouchTimes:
         np.maximum.at(self._event_us, keys, at_us)
 
     def only(self, key: int, at_us: int) -> None:
-        """What is touched of a key is touched at this moment: rows that were taken for later turned out to be bad."""
+        """Set when the state of a key is touched, after later rows turned out to be bad."""
         self._event_us[key] = at_us
 
     def of(self, lifetime: Lifetime, keys: Positions) -> Stamps:
@@ -134,7 +134,7 @@ class TouchTimes:
         return np.full(len(keys), self._now_us, dtype=np.int64)
 
     def column(self, lifetime: Lifetime, keys: Positions) -> pa.Array:
-        """The same as a column."""
+        """The stamps as a column."""
         return pa.array(self.of(lifetime, keys))
 
     def of_rows(

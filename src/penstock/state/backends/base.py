@@ -32,7 +32,7 @@ VALUES = "__values"
 
 
 class OnRescale(enum.Enum):
-    """Who gets the rows of a table when there is another number of subtasks."""
+    """Which subtasks get the rows of a table after a change of parallelism."""
 
     BY_KEY = "by key"
     """The new owner of their key. All others are of tables in which the subtask itself is the key, see `state.subtask_rows`."""
@@ -46,9 +46,9 @@ class OnRescale(enum.Enum):
 
 @dataclass(frozen=True)
 class Parts:
-    """What may change in the state of an operator from one version of the job to the next. Here: nothing, it is one whole.
+    """What may change in an operator's state from one version of the job to the next. Here: nothing, the state is a single part.
 
-    A subclass divides the state into parts that may come and go. A part has one or more columns of the row of a key, or tables.
+    A subclass divides the state into parts that may be added and removed. A part has one or more columns of the row of a key, or tables.
     """
 
     divisible: ClassVar[bool] = False
@@ -65,15 +65,15 @@ class Parts:
         return table
 
     def first_value(self, column: str) -> object | None:  # noqa: ARG002
-        """What a key that is known already has in a new column."""
+        """The value that existing keys have in a new column."""
         return None
 
     def column_words(self, column: str) -> str:  # noqa: ARG002
-        """What a column is within its part, where the part has several."""
+        """The role of a column within a part of several columns."""
         return ""
 
     def table_words(self, table: str) -> str:  # noqa: ARG002
-        """What a table is, where its columns do not say it."""
+        """The role of a table, if its columns do not show it."""
         return ""
 
 
@@ -82,10 +82,10 @@ _WHOLE = Parts()
 
 @dataclass(frozen=True)
 class TableLayout:
-    """One table of an operator's state: `identity` are the columns that tell its rows apart, the operator's key first.
+    """One table of an operator's state: `identity` are the columns that identify a row, the operator's key first.
 
-    `ordered`: a key may have many rows, which a second sort number brings into an order. `by_time`: that number comes first, so
-    that rows lie in its order whatever their key. `lifetimes`: which columns expire; their stamps are the last columns of `value`.
+    `ordered`: a key may have many rows, sorted by a second number. `by_time`: that number comes first, so
+    that rows are in its order across all keys. `lifetimes`: which columns expire; their stamps are the last columns of `value`.
     """
 
     name: str
@@ -98,11 +98,11 @@ class TableLayout:
 
     @property
     def visible(self) -> pa.Schema:
-        """The values without stamps."""
+        """The value columns without the stamps of lifetimes."""
         return visible(self.value, self.lifetimes)
 
     def expiry(self, time: StateTime) -> Expiry | None:
-        """What has expired of its rows; None where nothing ever does."""
+        """Finds expired values in its rows; None if nothing in the table expires."""
         return Expiry(self.value.names, self.lifetimes, time, rows=self.ordered) if self.lifetimes else None
 
 
@@ -143,7 +143,7 @@ FormerUids = Mapping[str, tuple[str, ...]]
 
 
 class RunOnAMachine(Protocol):
-    """What every task of a run is told about it."""
+    """The facts about a run that every task gets."""
 
     @property
     def storage(self) -> Storage: ...
@@ -161,15 +161,15 @@ class RunOnAMachine(Protocol):
 
 @dataclass(frozen=True)
 class Workplace:
-    """What one attempt of one subtask in one batch may touch.
+    """The files and times that one attempt of a subtask in one batch may use.
 
     `local_dir` holds working files of this machine; any of them may be missing at any time and is then fetched from storage.
     A file named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
     `stem` is unique among all attempts of all runs, so a file is never written twice.
-    `merging` names files that a background merge is about to replace; nobody else may merge them meanwhile.
-    `arriving` names files that may still be on their way to storage, from the machine on which the version before was frozen.
-    `origins` counts what had to be brought here.
-    `time` says what has expired.
+    `merging` names files that a background merge is about to replace; nothing else may merge them meanwhile.
+    `arriving` names files that another machine may still be uploading, where the previous version was frozen.
+    `origins` counts the files that had to be fetched.
+    `time` decides which values have expired.
     """
 
     storage: Storage
@@ -216,7 +216,7 @@ class Workplace:
         )
 
     def new_name(self, suffix: str) -> str:
-        """A storage name for a file this attempt writes; `suffix` tells its files apart."""
+        """A storage name for a file of this attempt; `suffix` distinguishes its files."""
         return f"state/{self.subtask.uid}/{self.stem}{suffix}"
 
     def local_path(self, name: str) -> Path:
@@ -243,16 +243,16 @@ class RowsOfKeys:
     left_out: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Of how many keys."""
+        """The number of keys that were read."""
         return len(self.left_out)
 
 
 class OneKey(ABC):
-    """The rows of one key in a table, read one by one or in their order. What this batch writes is not seen."""
+    """The rows of one key in a table, read one by one or in order. Writes of this batch are not visible."""
 
     @abstractmethod
     def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
-        """The values of one row, None where there is none. `sub` is what tells it apart from the others, `order` its second number."""
+        """The values of one row, or None. `sub` identifies the row within its key, `order` is its second sort number."""
 
     @abstractmethod
     def scan(self) -> Iterator[pa.RecordBatch]:
@@ -260,23 +260,23 @@ class OneKey(ABC):
 
 
 class OpenTable(ABC):
-    """One table of the state of one subtask. Reads see the version before; each row is written at most once in a batch.
+    """One table of the state of one subtask. Reads see the previous version; each row is written at most once in a batch.
 
-    What has expired is not there, in whatever way it is asked for. Stamps are read and written as columns, behind the values.
+    No read returns expired values. Stamps are read and written as columns after the values.
     """
 
     @abstractmethod
     def read(self, rows: KeyBatch) -> Part:
-        """The values of these rows, nulls where there is none, and which of them were found.
+        """The values of these rows, with nulls for missing rows, and flags of the rows that were found.
 
-        Rows are asked for in ascending order of both sort numbers: the sort key first, in a table by time the time.
+        Rows must be in ascending order of both sort numbers: the sort key first, in a table by time, the time first.
         """
 
     @abstractmethod
     def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
-        """All rows of these keys, but of those with more than about so many, or so many bytes.
+        """All rows of these keys, except keys with more than about this many rows or bytes.
 
-        Of as many keys as have about `max_bytes` together, at least one: whoever asks goes on with the first that has no answer.
+        It reads as many keys as take about `max_bytes` together, at least one. The caller continues with the next key.
         """
 
     @abstractmethod
@@ -307,7 +307,7 @@ class OpenTable(ABC):
 
     @abstractmethod
     def numbered(self) -> Iterator[pa.RecordBatch]:
-        """The same rows, with `__order` behind `__sort_key` where a key may have many: all that is needed to write them elsewhere."""
+        """The same rows, with `__order` after `__sort_key` if a key may have many rows: all that is needed to write them elsewhere."""
 
 
 class OpenState(ABC):
@@ -328,10 +328,10 @@ class OpenState(ABC):
 
     @abstractmethod
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """The values of these keys, row by row (nulls where there is none), and which of them were found.
+        """The values of these keys, row by row (null if missing), and flags of the keys that were found.
 
         In parts in the order of the keys, each of about `max_bytes` at most unless it is a single key; at least one part. A part
-        is read when it is asked for, so that the keys of the one before may be written in between.
+        is read only when it is requested, so that the keys of the previous part may be written in between.
         """
 
     def read(self, keys: KeyBatch) -> Part:
@@ -383,10 +383,10 @@ class StateBackend(ABC):
         """
 
     def choose_merge(self, refs: Sequence[FileRef], now: Moment) -> range | None:  # noqa: ARG002
-        """Which neighbouring files, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
+        """Chooses adjacent files, newest first, for a background merge, or None. Pure; on the driver.
 
-        One file alone is written anew, without what has expired.
-        A backend that looks after its own files need not say anything here.
+        A single file is rewritten without its expired values.
+        A backend that manages its own files need not override it.
         """
         return None
 

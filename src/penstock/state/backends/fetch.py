@@ -25,15 +25,15 @@ from penstock.wording import duration
 
 
 class WriterHeader(Protocol):
-    """What stored state says about the subtask that wrote it."""
+    """The header of stored state: which subtask wrote it."""
 
     @property
     def uid(self) -> str:
-        """The operator."""
+        """The uid of the operator."""
 
     @property
     def subtask(self) -> int:
-        """Which of its subtasks."""
+        """The index of the subtask that wrote it."""
 
     @property
     def parallelism(self) -> int:
@@ -130,7 +130,7 @@ def _open_file(workplace: Workplace, layout: StateLayout, ref: FileRef) -> Sorte
 
 
 def open_verified(workplace: Workplace, layout: StateLayout, ref: FileRef) -> SortedFile:
-    """Open a file whose bytes are read again, whatever this process knows about them; for those who write them under another checksum."""
+    """Open a file and always hash its bytes again, for callers that write them under another checksum."""
     return load_sorted_file(ref, local_file(workplace, ref, again=True), layout)
 
 
@@ -239,7 +239,7 @@ def _download(workplace: Workplace, ref: FileRef, path: Path) -> None:
 
 
 def _await_arrival(workplace: Workplace, ref: FileRef) -> None:
-    """The version before was frozen on another machine, a moment ago: its upload goes on while this batch has begun."""
+    """The previous version was just frozen on another machine, and its upload may still run while this batch begins."""
     clock, storage = workplace.clock, workplace.storage
     begun = clock.monotonic()
     pause_s = FIRST_LOOK_S

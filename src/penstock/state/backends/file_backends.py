@@ -83,7 +83,7 @@ def _mostly_dead(refs: Sequence[FileRef]) -> bool:
 
 
 def _faded(refs: Sequence[FileRef], now: Moment) -> range | None:
-    """The oldest file that has faded, with those behind it where they are no larger."""
+    """The oldest faded file, together with the older files if they are no larger."""
     behind = 0
     for at in reversed(range(len(refs))):
         if _has_faded(refs[at], now):
@@ -152,7 +152,7 @@ class FilesystemBackend(StateBackend):
 
 
 class FilesystemState(SortedState):
-    """Sorted files, on disk."""
+    """The state of a subtask in sorted files on disk."""
 
     backend = FilesystemBackend.name
 
@@ -177,7 +177,7 @@ class FilesystemState(SortedState):
         return tuple(file.ref for file in files if file.ref is not None)
 
     def _merge(self, files: list[SortedFile], *, has_older: bool) -> tuple[FileRef, ...]:
-        """One new file of what this batch changed and, where there are more files, of those behind it."""
+        """Write one new file with the changes of this batch and, if there are too many files, the content of the next older ones."""
         name = self._workplace.new_name(".arrow")
         path = self._workplace.local_path(name)
         fresh = files[0]

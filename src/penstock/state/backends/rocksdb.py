@@ -140,9 +140,9 @@ SEEN_PER_WRITE = 2
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where to go on, when the first row that was seen in this round will expire, and until when to rest: for each clock.
+    """For each clock: where the search continues, when the first row seen in this round will expire, and until when to pause.
 
-    It holds for one time to live by each, the shortest: with another one a round begins anew.
+    It is valid for the shortest time to live of each clock: if that changes, a new round begins.
     """
 
     ttls_us: dict[str, int]
@@ -155,9 +155,9 @@ _CURSORS = msgspec.msgpack.Decoder(Cursor)
 
 
 def expire_some(version: WorkingVersion, tables: Iterable[RocksdbTable], time: StateTime) -> None:
-    """Look at the rows whose turn it is. Called before the batch is frozen; does nothing in one that has written nothing.
+    """Check the next rows of the round. Called before the batch is frozen; does nothing if the batch has written nothing.
 
-    Of a table by time all that has expired is removed at once: it lies in front.
+    In a table by time all expired rows are removed at once, because they come first.
     """
     mortal = [table for table in tables if table.shortest_ttls_us]
     if not mortal or not version.changed:
@@ -187,7 +187,7 @@ def _shortest(mortal: list[RocksdbTable]) -> dict[str, int]:
 
 
 def _rests(cursor: Cursor, time: StateTime) -> bool:
-    """Until the first of the moments has come. One further away than any time to live is of the end of time, before which it is again."""
+    """Whether the search pauses. A time further away than a time to live was set at the end of time, and does not count."""
     rest_until_us = cursor.rest_until_us
     return bool(rest_until_us) and all(
         0 < moment_us - time.now_by(Measure(clock)) <= cursor.ttls_us[clock]
@@ -211,7 +211,7 @@ def _walked(mortal: list[RocksdbTable], cursor: Cursor, left: int, time: StateTi
 
 
 def _rest(ttls_us: Mapping[str, int], first_us: Mapping[str, int], time: StateTime) -> dict[str, int]:
-    """What was written behind the cursor in the meantime lives so long from now on; by event time it may be less."""
+    """Rows written after the cursor passed live at least this long from now; in event time it may be less."""
     rest = {}
     for clock, ttl_us in ttls_us.items():
         last_us, first = time.now_by(Measure(clock)) + ttl_us, first_us.get(clock, FAR_AWAY_US)

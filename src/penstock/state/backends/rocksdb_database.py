@@ -35,7 +35,7 @@ HEADER_KEY = b"\xffpenstock"
 """Behind all rows: they begin with the number of their table, which is at most `MOST_TABLES`."""
 
 CURSOR_KEY = b"\xffcursor"
-"""Where the search for expired rows goes on; before the header, behind all rows."""
+"""The key of the cursor of the search for expired rows: after all rows, before the header."""
 
 MOST_TABLES = 127
 FORMAT_VERSION = 2
@@ -141,7 +141,7 @@ def _layout(table: StoredTable) -> StoredColumns:
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """What tells the rows of a stored table apart, their values without stamps, and how they are ordered."""
+    """The identity columns of a stored table, its values without stamps, and the order of its rows."""
 
     identity: pa.Schema
     visible: pa.Schema
@@ -196,7 +196,7 @@ class Database:
 
     @property
     def label(self) -> str:
-        """How errors call it."""
+        """The name of the database in errors."""
         return self._label
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -264,7 +264,7 @@ class Database:
         return levels.count(0) + len({level for level in levels if level})
 
     def _table_rows(self) -> dict[str, tuple[int, int]]:
-        """The header and the cursor are no rows; they sort behind all of them. Where both are in a table, one is counted."""
+        """The header and the cursor are not rows and sort after all rows. If a table has both, one is counted."""
         return {
             table["name"].lstrip("/"): (
                 table["num_entries"] - (table["end_key"] in (HEADER_KEY, CURSOR_KEY)),
@@ -298,7 +298,7 @@ class Database:
             ) from cause
 
     def _lost_files(self, text: str) -> bool:
-        """Whether files that were here are gone: somebody deletes the folder. A table that was never here is missing in the handle."""
+        """Whether existing files are gone because the folder is being deleted. A table that was never here is missing in the handle."""
         if not (self._folder / "CURRENT").is_file():
             return True
         return _NO_FILE in text and (

@@ -61,7 +61,7 @@ Column = list[Any]
 
 
 class RowCodec:
-    """The codec of one table; `number` tells tables apart."""
+    """The codec of one table; `number` identifies the table."""
 
     def __init__(self, layout: TableLayout, number: int) -> None:
         self._layout = layout
@@ -73,7 +73,7 @@ class RowCodec:
 
     @property
     def bounds(self) -> tuple[bytes, bytes]:
-        """Before all rows of the table, and behind them."""
+        """The range of bytes that holds all rows of the table."""
         return self._table, bytes([self._table[0] + 1])
 
     def start_of(self, number: int) -> bytes:
@@ -82,7 +82,7 @@ class RowCodec:
         return self._table + turned.to_bytes(NUMBER_BYTES, "big") if turned < 1 << 64 else self.bounds[1]
 
     def range_of(self, time: int, sort_key: int) -> tuple[bytes, bytes]:
-        """Of a table by time: before all rows at this time with this sort key, and behind them."""
+        """In a table by time: the range of bytes that holds all rows with this time and sort key."""
         start = self.start_of(time) + sort_key.to_bytes(NUMBER_BYTES, "big")
         return start, self.start_of(time) + (sort_key + 1).to_bytes(NUMBER_BYTES, "big")
 
@@ -92,7 +92,7 @@ class RowCodec:
         return int.from_bytes(key[at : at + NUMBER_BYTES], "big") >> GROUP_SHIFT
 
     def encode_keys(self, rows: KeyBatch) -> list[bytes]:
-        """The bytes of what tells each row apart."""
+        """The encoded identity of each row."""
         prefixes = self._prefixes(rows).tobytes()
         width = self._prefix_bytes
         return [
@@ -117,7 +117,7 @@ class RowCodec:
         return _encode(self._value, values)
 
     def decode_keys(self, keys: Sequence[bytes], label: str) -> tuple[SortKeys, pa.RecordBatch]:
-        """Sort keys and the columns that tell rows apart; `label` names the database in errors."""
+        """Sort keys and identity columns; `label` names the database in errors."""
         at = 1 + NUMBER_BYTES * self._layout.by_time
         numbers = b"".join(key[at : at + NUMBER_BYTES] for key in keys)
         if len(numbers) != NUMBER_BYTES * len(keys):
@@ -150,7 +150,7 @@ class RowCodec:
 
 
 def restamping(stored: Sequence[str], layout: TableLayout, label: str) -> Callable[[bytes], bytes] | None:
-    """What makes a value with these stamps at its end one with those of the layout, null where it had none; None: no need."""
+    """A function that adapts values with these stamps to the stamps of the layout, with null for new ones; None if they are the same."""
     wanted = [lifetime.stamp for lifetime in layout.lifetimes]
     if list(stored) == wanted:
         return None

@@ -44,7 +44,7 @@ class Walked(NamedTuple):
 
 
 class RocksdbTable(OpenTable):
-    """Rows as bytes. What a batch writes is in the database at once: whoever reads a row does so before it is written."""
+    """Rows as bytes. Writes go to the database at once, so a row must be read before it is written."""
 
     def __init__(
         self, workplace: Workplace, layout: TableLayout, codec: RowCodec, version: WorkingVersion
@@ -135,7 +135,7 @@ class RocksdbTable(OpenTable):
             yield self._own(rows, key)
 
     def _rows_at(self, keys: KeyBatch, at: int) -> Iterator[Row]:
-        """What lies under the sort key of a key, also of others that share it."""
+        """All rows with the sort key of this key, including those of other keys that share it."""
         sort_key = int(keys.sort_keys[at])
         return self._version.rows(self._codec.start_of(sort_key), self._codec.start_of(sort_key + 1))
 
@@ -153,7 +153,7 @@ class RocksdbTable(OpenTable):
     def _columns_and_kept(
         self, rows: list[Row]
     ) -> tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """Of the rows those that have not expired, and which of them these are."""
+        """The rows that have not expired, and their positions."""
         label = self._version.label
         sort_keys, identity = self._codec.decode_keys([key for key, _ in rows], label)
         values = self._codec.decode_values([value for _, value in rows], label)
@@ -169,7 +169,7 @@ class RocksdbTable(OpenTable):
 
     @property
     def bounds(self) -> tuple[bytes, bytes]:
-        """Before its rows and behind them."""
+        """The range of bytes that holds the rows of this key."""
         return self._codec.bounds
 
     @property

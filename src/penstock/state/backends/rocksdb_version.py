@@ -79,14 +79,14 @@ def split(refs: Sequence[FileRef]) -> list[DatabaseFiles]:
 
 @dataclass(frozen=True)
 class WorkingFolder:
-    """Where one attempt keeps its databases while it works; nobody else ever looks into it."""
+    """The folder in which one attempt keeps its databases while it works. No other attempt uses it."""
 
     workplace: Workplace
     path: Path
 
     @classmethod
     def make(cls, workplace: Workplace) -> WorkingFolder:
-        """A new folder; what attempts of earlier batches left behind when they were killed is removed."""
+        """Create the folder, and remove folders that killed attempts of earlier batches left."""
         versions = workplace.local_dir / "rocksdb" / str(workplace.subtask)
         path = versions / str(workplace.version) / f"{workplace.stem}-{SYSTEM_RANDOMNESS.token(8)}"
         with working_files(path):
@@ -108,7 +108,7 @@ class WorkingFolder:
         return folder
 
     def changed(self, files: DatabaseFiles) -> list[str]:
-        """Which working files of a database are not what was stored; they are read again, whatever this process knows about them."""
+        """The working files of a database that differ from the stored ones. All files are hashed again."""
         found = []
         for ref in (files.manifest, *files.tables):
             local = self.workplace.local_path(ref.name)
@@ -225,7 +225,7 @@ def open_version(workplace: Workplace, layout: StateLayout, refs: Sequence[FileR
 
 
 def _check_number_of_tables(workplace: Workplace, layout: StateLayout) -> None:
-    """Rows of a table with a higher number would lie behind all that is looked at, and be lost."""
+    """Refuse a table with a higher number: its rows would be after all known tables, and be lost."""
     tables = len(layout.by_name) - 1
     if tables > MOST_TABLES:
         raise ConfigError(

@@ -45,7 +45,7 @@ _HEADER_KEY = b"penstock.sorted_file"
 
 
 class TableHeader(msgspec.Struct, frozen=True):
-    """How the columns of a table are to be read: so many tell its rows apart, and the last so many are stamps."""
+    """How to read the columns of a table: how many are identity columns, and how many of the last are stamps."""
 
     identity: int
     ordered: bool = False
@@ -55,7 +55,7 @@ class TableHeader(msgspec.Struct, frozen=True):
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """What a file says about itself: its format, which subtask of which operator wrote it, of how many, and its tables."""
+    """The header of a file: its format, the operator and subtask that wrote it, the parallelism, and its tables."""
 
     uid: str
     subtask: int
@@ -69,7 +69,7 @@ _HEADERS = msgspec.json.Decoder(FileHeader)
 _UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, msgspec.MsgspecError)
 """An empty file cannot be mapped: `ValueError`.
 
-Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
+Arrow raises `OSError` without an errno for invalid content. With an errno, the operating system failed."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SortedFile:
     ref: FileRef | None = None
 
     def table(self, name: str) -> SortedTable:
-        """The rows of a table, none where the file has nothing of it."""
+        """The rows of a table; none if the file does not have the table."""
         return self.tables.get(name, ())
 
     @property
@@ -91,7 +91,7 @@ class SortedFile:
 
     @property
     def has_tombstones(self) -> bool:
-        """Whether a row says that another one is gone."""
+        """Whether a row is a tombstone for an older one."""
         return any(batch.deleted is not None for table in self.tables.values() for batch in table)
 
     @property
@@ -108,7 +108,7 @@ class SortedFile:
 
 
 Rows = Mapping[str, Iterable[SortedBatch]]
-"""What a file is made of: for every table its rows, in order."""
+"""The content of a file to write: the sorted rows of every table."""
 
 
 def write_sorted_file(
@@ -200,16 +200,16 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
 
 
 def _mapped(path: Path) -> pa.Buffer:
-    """The bytes of a file, in place: who holds a piece of them holds the map, so the file itself need not stay open.
+    """The memory-mapped bytes of a file. Every slice keeps the map alive, so the file itself need not stay open.
 
-    Not Arrow's own map: it asks the system for every byte of a batch ahead of use, which takes longer the larger the state is.
+    This is not Arrow's own map, which prefetches every byte of a batch and so becomes slower with the size of the state.
     """
     with path.open("rb") as file:
         return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def inline_header(ref: FileRef) -> FileHeader:
-    """What an inline file says about itself; its rows are not looked at."""
+    """The header of an inline file, without reading its rows."""
     try:
         return _decoded_header(pa.ipc.open_file(pa.BufferReader(ref.inline)).schema)
     except _UNREADABLE as cause:
@@ -221,7 +221,7 @@ def _decoded_header(schema: pa.Schema) -> FileHeader:
 
 
 def _unreadable(label: str, cause: Exception) -> PenstockError:
-    """What a machine has too little of, or has lost, is no damage: it may be there again in a moment."""
+    """Running out of a resource, or losing a file, is not corruption: a retry may succeed."""
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno):
         return UnavailableError(
             f"{label} cannot be opened on this machine: {cause}; check its disk, its memory and its limit of open files",
@@ -233,12 +233,12 @@ def _unreadable(label: str, cause: Exception) -> PenstockError:
 
 
 def scan_schema(table: TableLayout) -> pa.Schema:
-    """The columns that a scan gives, whatever the backend."""
+    """The columns of a scan, the same for every backend."""
     return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *table.identity, *table.value])
 
 
 def numbered_schema(table: TableLayout) -> pa.Schema:
-    """The columns that `OpenTable.numbered` gives, whatever the backend."""
+    """The columns of `OpenTable.numbered`, the same for every backend."""
     orders = [pa.field(ORDER, pa.int64(), nullable=False)] if table.ordered else []
     sort_key, *others = scan_schema(table)
     return pa.schema([sort_key, *orders, *others])
@@ -262,7 +262,7 @@ def _filled(rows: Rows) -> dict[str, Iterator[SortedBatch]]:
 
 @dataclass
 class _Content:
-    """What a file holds: rows, tombstones among them, and when its values will expire."""
+    """Statistics of a file: its rows and tombstones, and when its values will expire."""
 
     rows: int = 0
     tombstones: int = 0

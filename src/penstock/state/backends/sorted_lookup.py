@@ -39,7 +39,7 @@ _NOWHERE = -1
 def lookup(
     tables: Sequence[SortedTable], keys: KeyBatch, value_schema: pa.Schema
 ) -> tuple[pa.RecordBatch, Flags]:
-    """The newest values of the keys (nulls where there is none), and which of them were found."""
+    """The newest values of the keys (null if missing), and flags of the keys that were found."""
     (found,) = lookup_parts(tables, keys, value_schema, sys.maxsize)
     return found
 
@@ -71,7 +71,7 @@ class _Search:
         self.row = np.zeros(len(keys), dtype=np.int64)
 
     def look_into(self, table: SortedTable) -> None:
-        """Resolve what this file knows: a value is found, a tombstone says that there is none."""
+        """Resolve the keys that this file has: a value is found, a tombstone means that there is none."""
         resolved = np.zeros(len(self.open), dtype=np.bool_)
         for batch in table:
             asked = _numbers(self._keys, batch)[0][self.open]
@@ -94,7 +94,7 @@ class _Search:
         self.row[positions] = rows
 
     def most_bytes(self) -> int:
-        """What the values take at most: less than all rows that lie beside them."""
+        """An upper bound of the size of the values: that of all rows around them."""
         return sum(column.nbytes for batch in self.sources for column in batch.values)
 
     def sizes(self) -> Positions:
@@ -106,7 +106,7 @@ class _Search:
         return sizes
 
     def values(self, start: int, stop: int, schema: pa.Schema) -> tuple[pa.RecordBatch, Flags]:
-        """The values of the keys from `start` up to `stop`, and which of them were found."""
+        """The values of the keys from `start` up to `stop`, and flags of the keys that were found."""
         source, rows = self.source[start:stop], self.row[start:stop]
         found = source != _NOWHERE
         if not len(schema):
@@ -228,7 +228,7 @@ def rows_of_keys(
 
 @dataclass(frozen=True)
 class _Stretches:
-    """Where the rows of some keys lie in a batch: those of key i from `first[i]`, `lengths[i]` of them. Keys of one sort key share them."""
+    """The ranges of rows of some keys in a batch: key i has `lengths[i]` rows from `first[i]`. Keys with one sort key share a range."""
 
     batch: SortedBatch
     sort_keys: SortKeys
@@ -345,7 +345,7 @@ class OneSortedKey(OneKey):
 
     @override
     def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
-        """What finds many rows at once takes too long for a single one."""
+        """Find a single row: the vectorised search is too slow for one."""
         wanted = [*self._key, sub]
         for batch, first, orders in self._stretches:
             at = int(orders.searchsorted(order))

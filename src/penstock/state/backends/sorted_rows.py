@@ -35,7 +35,7 @@ Address = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SortedBatch:
-    """Rows in order; `deleted` is None where there is no tombstone. `keys` are all columns that tell rows apart."""
+    """Rows in order; `deleted` is None if there is no tombstone. `keys` are all identity columns."""
 
     sort_keys: SortKeys
     deleted: pa.BooleanArray | None
@@ -91,11 +91,11 @@ class SortedBatch:
         return int(self.major[row]), 0 if self.minor is None else int(self.minor[row])
 
     def first_at(self, address: Address) -> int:
-        """The position of the first row at this address or behind it."""
+        """The position of the first row at or after this address."""
         return self._first(address, "left")
 
     def first_behind(self, address: Address) -> int:
-        """The position of the first row behind this address. Not `first_at` of the next number: the greatest has none."""
+        """The position of the first row after this address. Not `first_at` of the next number: the greatest number has none."""
         return self._first(address, "right")
 
     def _first(self, address: Address, side: Literal["left", "right"]) -> int:
@@ -108,11 +108,11 @@ class SortedBatch:
 
 
 SortedTable = tuple[SortedBatch, ...]
-"""The rows of one table in one file: record batches, one behind the other in order."""
+"""The rows of one table in one file: record batches in order."""
 
 
 def sorting_positions(batch: SortedBatch) -> Positions:
-    """What brings rows into order; those at one address stay in the order they have."""
+    """The permutation that sorts rows; rows with the same address keep their order."""
     if batch.minor is None:
         return np.argsort(batch.major, kind="stable")
     return np.lexsort((batch.minor, batch.major))
@@ -128,7 +128,7 @@ def in_order(batch: SortedBatch) -> bool:
 
 
 def first_at_or_behind(batch: SortedBatch, major: Positions, minor: Positions | None) -> Positions:
-    """For many rows at once, in ascending order, the position of the first that is at the address or behind it."""
+    """For many addresses in ascending order: the position of the first row at or after each."""
     start = np.searchsorted(batch.major, major).astype(np.int64, copy=False)
     if minor is None or batch.minor is None:
         return start
@@ -142,7 +142,7 @@ def first_at_or_behind(batch: SortedBatch, major: Positions, minor: Positions | 
 def _first_in_runs(
     numbers: Positions, wanted: Positions, start: Positions, stop: Positions, borders: list[int]
 ) -> Positions:
-    """Many rows share one range each, those of one moment: they are asked for between two borders."""
+    """Many addresses share the range of one time: search them between its two borders."""
     found = start.copy()
     for first, last in pairwise(borders):
         if first < last:
@@ -183,7 +183,7 @@ def concat_batches(batches: Sequence[SortedBatch]) -> SortedBatch:
 
 
 def marks(batch: SortedBatch) -> pa.BooleanArray:
-    """Which rows are tombstones."""
+    """Flags of the rows that are tombstones."""
     return batch.deleted if batch.deleted is not None else pa.array(np.zeros(len(batch), dtype=np.bool_))
 
 

@@ -54,7 +54,7 @@ from penstock.state.sizes import PART_BYTES
 
 BATCH_BYTES = PART_BYTES
 FIRST_ROWS, MORE_ROWS = 1024, 16
-"""Who asks for rows in the order of time may want the first only: so many of each file are merged at first, then so many times more."""
+"""A reader in the order of time may want only the first rows: so many of each file are merged at first, then so many times more."""
 
 
 class OpenSortedTable(OpenTable):
@@ -155,7 +155,7 @@ class OpenSortedTable(OpenTable):
         return merge_tables(tables, ownership=self._ownership, keep_tombstones=False, expiry=self._expiry)
 
     def fresh(self) -> SortedTable:
-        """What this batch wrote, as the table of a file in memory."""
+        """The writes of this batch, as the table of a file in memory."""
         if not self._written:
             return ()
         if not self._layout.ordered:
@@ -176,7 +176,7 @@ def table_header(layout: TableLayout, *, tombstones: bool) -> TableHeader:
 
 
 def _behind(table: SortedTable, after: int | None, rows: int) -> int | None:
-    """The time of the last of so many rows behind a moment; None where there are fewer."""
+    """The time of the last of so many rows after a time; None if there are fewer."""
     for batch in table:
         start = _first_behind(batch, after)
         if len(batch) - start >= rows:
@@ -186,7 +186,7 @@ def _behind(table: SortedTable, after: int | None, rows: int) -> int | None:
 
 
 def _between(table: SortedTable, after: int | None, time: int) -> Iterator[SortedBatch]:
-    """Of rows that lie in the order of time those behind one moment, up to and with another. Only the batches they are in are searched."""
+    """The rows after one time and up to another, of rows in the order of time. Only the batches that hold them are searched."""
     for batch in table:
         if batch.major[0] > time:
             return
@@ -207,7 +207,7 @@ def _at(table: SortedTable, address: Address) -> Iterator[SortedBatch]:
 
 
 def _first_behind(batch: SortedBatch, time: int | None) -> int:
-    """The position of the first row behind a moment; None is before all time."""
+    """The position of the first row after a time; None is before all time."""
     if time is None or batch.major[0] > time:
         return 0
     if batch.major[-1] <= time:
@@ -227,7 +227,7 @@ def _sorted(written: list[SortedBatch]) -> SortedTable:
 
 
 def _grouped(batches: list[SortedBatch]) -> Iterator[list[SortedBatch]]:
-    """Neighbours that together make one record batch; mostly that is all of them."""
+    """Groups of adjacent batches that fit into one record batch; mostly there is one group."""
     group: list[SortedBatch] = []
     size = 0
     for batch in batches:
@@ -303,7 +303,7 @@ class SortedState(OpenState):
             table.close()
 
     def _fresh(self) -> tuple[SortedFile, ...]:
-        """What this batch wrote, as a file in memory; empty when it wrote nothing."""
+        """The writes of this batch, as a file in memory; empty if there are none."""
         written = {name: rows for name, table in self._tables.items() if (rows := table.fresh())}
         if not written:
             return ()
@@ -331,7 +331,7 @@ class SortedState(OpenState):
 
 
 def header_of(workplace: Workplace, layout: StateLayout, rows: Mapping[str, SortedTable]) -> FileHeader:
-    """What a file that this subtask writes says about itself."""
+    """The header of the files that this subtask writes."""
     by_name = layout.by_name
     return FileHeader(
         uid=workplace.subtask.uid,

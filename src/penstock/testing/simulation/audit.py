@@ -56,7 +56,7 @@ class Audit(CheckpointListener):
     def completed(self, completed: Completed, complete_s: float, *, wanted: bool) -> None:  # noqa: ARG002 - for people
         """A checkpoint was completed: what it names exists, and its state is that of the barrier (invariants 1, 2)."""
         if newest_run(self._site.storage) > completed.run:
-            return  # written in the very moment another run took over: it counts for nothing
+            return  # written just as another run took over: it does not count
         self._owner = max(self._owner, (completed.run, completed.id))
         self._files_exist(completed)
         self._state_is_right(completed)
@@ -82,7 +82,7 @@ class Audit(CheckpointListener):
     def restored(self, point: RestorePlan, *, undisturbed: bool) -> None:
         """After recovery nothing later is visible, and every other transaction is gone (invariant 4)."""
         if newest_run(self._site.storage) > point.run:
-            return  # taken over in the last moment: what is visible now is the new owner's
+            return  # taken over at the last moment: the visible output is the new owner's
         self._owner = max(self._owner, (point.run, point.id))
         external = self._site.external
         if undisturbed and external.staged:
@@ -197,7 +197,7 @@ class Audit(CheckpointListener):
             self._rows_continue_each_other(uid, rows)
 
     def _rows_continue_each_other(self, uid: str, rows: list[Row]) -> None:
-        """Row by row: each count of a key goes on from the one before it, as it appeared."""
+        """Check row by row that each count of a key follows the previous visible one."""
         last: Counter[str] = Counter()
         if self._site.workload.bad_records:  # some of them came another way
             rows = sorted(rows, key=lambda row: int(row["count"]))
@@ -245,7 +245,7 @@ class Audit(CheckpointListener):
             self._bad_records_are_counted(uid)
 
     def _side_output_is_right(self, uid: str, visible: list[Row]) -> None:
-        """What an operator emitted is that of the very calls whose results are kept."""
+        """Check that an operator emitted exactly the results of the attempts that Spark kept."""
         results = Counter(row["nonce"] for row in (*visible, *self._letters(uid, from_sink=True)))
         echoes = Counter(row["nonce"] for row in self._site.external.rows(echoes_of(uid)))
         if echoes != results:
@@ -258,7 +258,7 @@ class Audit(CheckpointListener):
         for at, from_sink in ((uid, False), (sink_of(uid), True)):
             letters = len(self._letters(uid, from_sink=from_sink))
             if said.get(at, 0) != letters:
-                raise Violation(f"{at}: {letters} dead letters, the checkpoint says {said.get(at, 0)}")
+                raise Violation(f"{at}: {letters} dead letters, the checkpoint records {said.get(at, 0)}")
 
     def _other_sinks_are_right(self, uid: str) -> None:
         kinds, external = self._site.workload.sinks, self._site.external

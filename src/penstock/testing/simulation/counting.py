@@ -49,7 +49,7 @@ OUTPUT = pa.schema(
 
 
 SET = "set clock"
-"""How a row begins that tells of a timer that was set; see `timers.py`."""
+"""The prefix of rows that report a timer that was set."""
 
 
 def tells_of_timers(records: Sequence[str]) -> bool:
@@ -89,7 +89,7 @@ class Counting(KeyedProcess):
             if (
                 fault_of(record, self._faults) is Fault.RAISES
             ):  # after the state was changed and a result was given
-                raise ValueError(f"nobody can count {record}")
+                raise ValueError(f"{record} cannot be counted")
 
 
 LAYOUT = state_layout(Counting(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
@@ -127,13 +127,13 @@ def with_wake_row(rows: Iterable[pa.RecordBatch], subtask: int) -> list[pa.Recor
 
 
 def as_items(results: Iterable[pa.RecordBatch]) -> list[Item]:
-    """What an operator has emitted, as the next one sees it; of timers only sinks are told."""
+    """The output of an operator as the next one sees it; only sinks get the rows about timers."""
     rows = [row for batch in results for row in batch.to_pylist()]
     return [Item(row["key"], tuple(row["records"])) for row in rows if not tells_of_timers(row["records"])]
 
 
 def first_sight(key: str) -> str:
-    """What an operator that emits once emits as the records of a key, whichever of them it saw first."""
+    """The records of a key as an operator that emits once passes them on, in any order of arrival."""
     return f"first of {key}"
 
 
@@ -150,7 +150,7 @@ LAST = 3
 
 
 class CountingFunction(AggregateFunction):
-    """Counts what is added."""
+    """Counts the records that are added."""
 
     @override
     def create(self) -> dict[str, int]:
@@ -175,7 +175,7 @@ def _written(number: int) -> bytes:
 
 
 class CountingInEveryKind(Counting):
-    """Changes all of them in the call that counts: entries and elements come and go."""
+    """Changes every kind of state in the call that counts: entries and elements are added and removed."""
 
     added = ReducingState("long", operator.add)
     tally = AggregatingState("struct<n:long>", CountingFunction)
@@ -213,7 +213,7 @@ class CountingMore(Counting):
 
 
 def check_kinds(state: OpenState, counts: Mapping[str, int]) -> None:
-    """Every kind of state says what the counts say; raises `Violation`."""
+    """Check that every kind of state agrees with the counts; raises `Violation`."""
     found: dict[str, dict[str, Any]] = defaultdict(lambda: {"marks": {}, "last": []})
     for batch in state.scan():
         for row in batch.to_pylist():
@@ -242,7 +242,7 @@ def _expected(count: int) -> dict[str, Any]:
 _SECOND_US = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_S = 6
-"""So much later than its place in the partition says the time of a record may be: records are out of order."""
+"""How much later than its position in the partition a record's time may be, so that records are out of order."""
 TIME = TimeSettings("at", 2 * _SECOND_US, 5 * _SECOND_US, None, ("partition",), follows_clock=True)
 """Of each source; that some records are late is no matter to timers."""
 
@@ -256,7 +256,7 @@ def event_time_us(record: str) -> int | None:
 
 
 def timer_us(record: str) -> int | None:
-    """The moment for which a record sets a timer; no other record sets one for it."""
+    """The time for which a record sets a timer; no other record sets one for the same time."""
     time_us = event_time_us(record)
     if time_us is None:
         return None
@@ -269,7 +269,7 @@ def _drawn(record: str, purpose: str) -> int:
 
 
 def newest_of(records: Iterable[Record]) -> Newest:
-    """What a batch of records says about time."""
+    """The event times of a batch of records."""
     found: dict[str, dict[str, int]] = {}
     for record in records:
         partition, time_us = partition_name([record.id.partition(":")[0]]), event_time_us(record.id)
@@ -280,7 +280,7 @@ def newest_of(records: Iterable[Record]) -> Newest:
 
 
 class CountingWithTimers(Counting):
-    """Each record sets a timer by event time, each call one by the clock, of which it tells; each timer that fires is a row."""
+    """Each record sets a timer by event time, each call one by the clock, which it reports; each firing timer emits a row."""
 
     @override
     def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
@@ -323,7 +323,7 @@ def check_timers(
 
 
 def _watermark_us(records: list[Record]) -> int:
-    """As far as time has come at least when all records are read: none is so much older than the newest of its partition."""
+    """The least event time after all records are read, from how far records may be out of order."""
     newest = [us for of_source in newest_of(records).values() for us in of_source.values()]
     return min(newest) - TIME.out_of_order_us - 1 if newest else 0
 

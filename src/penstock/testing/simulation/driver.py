@@ -38,11 +38,11 @@ CALM = 0.5
 NO_MAILBOX = Address("", 0, "")
 
 EXPECTED_FAILURES = (UnavailableError, CheckpointFailedError, FencedError)
-"""What ends a run and is answered by another one. Nothing damages storage here, so that corrupt state is a bug."""
+"""Errors that end a run and are answered by the next one. The simulation does not damage storage, so corrupt state is a bug."""
 
 
 class Driver:
-    """The threads of a driver that has come up. Whatever waits for one of them moves when chance has it."""
+    """The threads of a started driver. A random choice decides which waiting thread moves next."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class Driver:
         self._finished = NO_CHECKPOINT
         """The last batch of this run that is finished."""
         self._wanted: dict[str, CheckpointId] = {}
-        """Who waits for a checkpoint, and what had to be in it when it was asked for."""
+        """The requests that wait for a checkpoint, and the batch that each must contain."""
         self._draining = False
 
     def work_on(self) -> bool:
-        """Take turns until the input is done; false when somebody has stopped the job before."""
+        """Take turns until the input is processed; false if the job was stopped before."""
         try:
             return self._take_turns()
         except EXPECTED_FAILURES:
@@ -109,7 +109,7 @@ class Driver:
     def _take_turns(self) -> bool:
         for _ in range(MOST_STEPS):
             self._look_for_answers()
-            heard = not (self._wanted and self._events)  # whoever waits has been heard
+            heard = not (self._wanted and self._events)  # every request was received
             if self._draining and self._coordinator.settled and heard:
                 self._engine.check_claim()
                 self._nobody_waits_in_vain()
@@ -182,14 +182,14 @@ class Driver:
 
     def _nobody_waits_in_vain(self) -> None:
         if any(at_least > NO_CHECKPOINT for at_least in self._wanted.values()):
-            raise Violation(f"all is settled, and somebody waits for checkpoints of {self._wanted}")
+            raise Violation(f"all is settled, but requests still wait for checkpoints of {self._wanted}")
 
     def _deliver(self) -> None:
-        """Messages overtake each other."""
+        """Deliver a random message: messages may overtake each other."""
         self._engine.deliver(self._messages.pop(self._rng.randrange(len(self._messages))))
 
     def _commit(self) -> None:
-        """What a sink has to do is done in order; which sink moves is chance."""
+        """Run the next call of a random sink: the calls of each sink stay in order."""
         sink = self._rng.choice(sorted({call.sink for call in self._commits}))
         first = next(index for index, call in enumerate(self._commits) if call.sink == sink)
         self._commits.pop(first)()
@@ -208,7 +208,7 @@ class Driver:
         self._background.pop(self._rng.randrange(len(self._background)))()
 
     def _wake(self, batch: CheckpointId) -> frozenset[str]:
-        """Now and then all subtasks run, and nothing comes of it."""
+        """Sometimes all subtasks run, and the batch fails."""
         every = self._work.wakes_every
         return frozenset(self._site.topology.operators) if every and batch % every == 0 else frozenset()
 
@@ -242,13 +242,13 @@ class Driver:
             if next(self._batch, self) is self:
                 self._batch = None
         except Exception as error:
-            self._receive_all()  # what a task said before it failed is there before Spark has given up
+            self._receive_all()  # a task's message about its failure arrives before Spark gives up
             if isinstance(error, PenstockError):
                 raise  # of the driver itself
             raise (self._engine.explained(error) or error) from error
 
     def _next_batch(self) -> Iterator[None] | None:
-        """What begins next; None when the input is done, and nothing else is left to do."""
+        """The next batch; None if the input is processed and nothing else is left to do."""
         engine, done = self._engine, self._query.positions == self._query.end
         if engine.time_is_over:
             if (

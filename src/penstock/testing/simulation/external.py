@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class External:
-    """Transactions by id: staged rows, which of them are durable, and what readers see in the order it appeared."""
+    """Transactions by id: staged rows, which of them are durable, and the visible rows in the order of their commits."""
 
     def __init__(self) -> None:
         self.staged: dict[str, list[Row]] = {}
@@ -40,17 +40,17 @@ class External:
         """Whether only what a checkpoint names is committed; otherwise a fenced run may commit what its successor is about to abort."""
 
     def rows(self, sink: str) -> list[Row]:
-        """What a reader of this sink sees."""
+        """The visible rows of this sink."""
         return [
             row for name, rows in self.visible.items() if self.facts[name]["sink"] == sink for row in rows
         ]
 
     def table(self, sink: str) -> dict[str, Row]:
-        """What a reader of this table sees."""
+        """The visible rows of this table."""
         return {key: row for key, (_, row) in self.tables.get(sink, {}).items()}
 
     def begin(self, transaction: Transaction) -> None:
-        """Open a transaction."""
+        """Open a transaction for staged rows."""
         name = transaction["id"]
         if name in self.facts and name not in self.aborted:
             raise Violation(f"transaction {name} is begun twice")
@@ -58,7 +58,7 @@ class External:
         self.facts[name] = transaction
 
     def commit(self, transaction: Transaction) -> None:
-        """Make it visible, once."""
+        """Make the rows of a transaction visible, once."""
         name = transaction["id"]
         if name in self.visible:
             return
@@ -70,7 +70,7 @@ class External:
         self.visible[name] = self.staged.pop(name)
 
     def abort(self, transaction: Transaction) -> None:
-        """Throw it away."""
+        """Discard the staged rows of a transaction."""
         if transaction["id"] in self.visible and self.checkpoints_decide:
             raise Violation(f"transaction {transaction['id']} is aborted after it was committed")
         self.staged.pop(transaction["id"], None)
@@ -148,7 +148,7 @@ class TableWriter(KeyedWriter):
 
     @override
     def check(self, schema: pa.Schema) -> None:
-        """Everything will do."""
+        """Accept every schema of rows."""
 
     @override
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -185,7 +185,7 @@ class WatchedSink(TwoPhaseCommitSink):
     @override
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         self._lifeline.enter(f"begin {context.transaction_id}")
-        self._task = pickle.loads(self._pickled)  # noqa: S301 - our own bytes, a moment old
+        self._task = pickle.loads(self._pickled)  # noqa: S301 - our own bytes, just pickled
         transaction = self._task.begin_transaction(context)
         self._lifeline.leave()
         return transaction

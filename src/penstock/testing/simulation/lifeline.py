@@ -20,13 +20,13 @@ from penstock.testing.faulty_storage import FaultyStorage, SimulatedCrash
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What is to happen to a process at its I/O call of this number (from 1, storage and sinks together)."""
+    """The planned fate of a process at its I/O call of this number (from 1, storage and sinks together)."""
 
     dies_before: int | None = None
     dies_after: int | None = None
     pauses_before: int | None = None
     wakes_at: int | None = None
-    """One that stands still goes on, to its end, at this I/O call of the run after it; without it, whenever chance has it."""
+    """A paused process continues to its end at this I/O call of the next run; without it, at a random call."""
 
 
 class Lifeline:
@@ -68,14 +68,14 @@ class Lifeline:
         if self.dead:
             raise SimulatedCrash("killed while it stood still")
 
-    # ── for whoever watches it, from another thread ────────────────────────────────────────────
+    # ── for the thread that controls it ────────────────────────────────────────────────────────
 
     def wait_until_it_stands(self) -> None:
         """Return when the process pauses or has ended."""
         self._stands.acquire()
 
     def let_move(self) -> None:
-        """Let it go on."""
+        """Let the paused process continue."""
         self._may_move.release()
 
     def ended(self) -> None:
@@ -119,7 +119,7 @@ class SimulatedProcess:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 - whoever watches decides what it means
+        except BaseException as error:  # noqa: BLE001 - the controlling thread decides what it means
             self.failure = error
         finally:
             self.alive = False

@@ -41,7 +41,7 @@ from penstock.testing.virtual import VirtualStorage
 
 
 class SavepointStart:
-    """What somebody does before a run: make a savepoint of the newest checkpoint, and tell the run to begin with it."""
+    """Makes a savepoint of the newest checkpoint before a run, and starts the run from it."""
 
     def __init__(self, site: Site, spec: JobSpec, lifeline: Lifeline, rng: random.Random) -> None:
         self._site, self._spec = site, spec
@@ -72,9 +72,9 @@ class SavepointStart:
             )
             if not self._site.disturbed and not begun_beyond:
                 raise Violation(
-                    f"nobody else was there, and the savepoint is refused: {refused}"
+                    f"no other run was active, and the savepoint is refused: {refused}"
                 ) from refused
-            logging.getLogger(__name__).info("somebody went on meanwhile: %s", refused)
+            logging.getLogger(__name__).info("another run continued meanwhile: %s", refused)
 
     def _newest(self) -> Completed | None:
         storage = self._spec.storage
@@ -99,11 +99,11 @@ class SavepointStart:
         except (FileNotFoundError, CorruptStateError):
             if not self._site.disturbed:
                 raise
-            return None  # a run thought dead has subsumed it: nobody holds it here
+            return None  # a run thought dead has subsumed it: there is no hold here
 
 
 class SimulatedRun:
-    """From taking over to the end of the input, a cancel, a failure or death. Made anew after each."""
+    """One run, from its claim to the end of the input, a cancel, a failure or its death."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class SimulatedRun:
 
     def _restored(self, point: RestorePlan) -> None:
         if self._wanted is not None and point.id != self._wanted:
-            raise Violation(f"checkpoint {self._wanted} was wanted, and the run goes on from {point.id}")
+            raise Violation(f"checkpoint {self._wanted} was requested, but the run continues from {point.id}")
         self._site.on_restored(point)
 
     def _make_spec(self, lifeline: Lifeline) -> JobSpec:
@@ -218,7 +218,7 @@ class SimulatedRun:
         return any(fault_of(record, likelihood) is Fault.REFUSED for record in row["records"])
 
     def _damage_working_files(self) -> None:
-        """What a crash of the machine can leave of files that were not synced."""
+        """Damage files that were not synced, as a crash of the machine can."""
         for path in self._machines.working_files():
             if self._conditions.rng.random() < self._conditions.mischief:
                 size = path.stat().st_size

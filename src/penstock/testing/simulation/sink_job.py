@@ -76,7 +76,7 @@ class DiesAfter(Lifeline):
         self._left = times
 
     def leave(self) -> None:
-        """Count; see `Lifeline.leave`."""
+        """Count the call and die there if planned; see `Lifeline.leave`."""
         if self._step.is_done_by(self.calls[-1]):
             self._left -= 1
             if self._left == 0:
@@ -137,12 +137,12 @@ class SinkJob:
         return self._numbers(source.between(source.start, source.at(done[-1].barrier.positions)))
 
     def all_rows(self) -> list[int]:
-        """What must be visible in the end."""
+        """The rows that must be visible in the end."""
         source = self._site.source
         return self._numbers(source.between(source.start, source.end))
 
     def unfinished(self) -> list[Transaction]:
-        """What is neither committed nor aborted."""
+        """The transactions that are neither committed nor aborted."""
         sink = self._new_driver()
         return [
             found
@@ -197,7 +197,7 @@ def sink_job(
     *,
     drops_attempts: float = 0.0,
 ) -> Iterator[SinkJob]:
-    """A job in a folder of its own; in memory where that is possible, because syncing its storage tells nothing of the sink."""
+    """A job in its own folder, in memory if possible, because syncing its storage does not test the sink."""
     in_memory = _RAM_DISK if os.access(_RAM_DISK, os.W_OK) else None
     with TemporaryDirectory(prefix="penstock-sink-job-", dir=in_memory) as root:
         yield SinkJob(new_driver, batch_of, Path(root), drops_attempts=drops_attempts)

@@ -43,13 +43,13 @@ class Worker:
         self._merges: deque[Merge] = deque()
 
     def upload(self, upload: Upload) -> None:
-        """Take an upload."""
+        """Queue an upload for this worker."""
         lane = self._uploads.put(upload)
         if lane is not None:
             self._busy.append(lane)
 
     def merge(self, merge: Merge) -> None:
-        """Take a merge."""
+        """Queue a merge for this worker."""
         self._merges.append(merge)
 
     @property
@@ -59,7 +59,7 @@ class Worker:
 
     @property
     def has_merges(self) -> bool:
-        """Whether a merge waits."""
+        """Whether a merge is queued here."""
         return bool(self._merges)
 
     def next_upload(self, rng: random.Random) -> Upload | None:
@@ -71,11 +71,11 @@ class Worker:
         return upload
 
     def next_merge(self) -> Merge:
-        """The oldest."""
+        """Remove and return the oldest task."""
         return self._merges.popleft()
 
     def left(self) -> list[Work]:
-        """What it has not begun."""
+        """The tasks that it has not begun."""
         return [*self._uploads.waiting, *self._merges]
 
 
@@ -92,21 +92,21 @@ class Machines:
 
     @staticmethod
     def folder(root: Path, machine: int) -> Path:
-        """What is on one machine."""
+        """The folder of one machine."""
         return root / f"machine-{machine}"
 
     def local_dir(self, on_the_driver: Path, machine: int) -> Path:
-        """A path that every machine has, on one of them."""
+        """The location of a path, which every machine has, on one of them."""
         inside = on_the_driver.relative_to(self.folder(self.root, 0))
         return self.folder(self.root, machine) / inside
 
     def pick(self, rng: random.Random) -> tuple[int, Worker]:
-        """Where a task runs."""
+        """The machine on which a task runs."""
         machine = rng.randrange(self.number)
         return machine, rng.choice(self._workers[machine])
 
     def workers(self) -> Iterator[Worker]:
-        """All of them."""
+        """The workers of all machines."""
         return (worker for workers in self._workers for worker in workers)
 
     def die(self, machine: int) -> None:
@@ -156,12 +156,12 @@ class VirtualExecutor:
 
 
 def perform(work: Work) -> Message:
-    """What a thread of a worker does with it."""
+    """Perform a queued task, as a thread of a worker does."""
     return store(work) if isinstance(work, Upload) else merge_files(work)
 
 
 class SharedTime(VirtualClock):
-    """Time as tasks see it: while one of them waits, something else may happen."""
+    """The clock of tasks: while one of them waits, something else may happen."""
 
     def __init__(self, clock: Clock, meanwhile: Callable[[], None]) -> None:
         super().__init__()

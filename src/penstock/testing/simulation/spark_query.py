@@ -34,9 +34,9 @@ COMPACT_EVERY = 3
 
 
 class SimulatedQuery:
-    """Starts on the folder of a run, and goes on after the last batch that is noted there as done.
+    """Starts on the folder of a run, and continues after the last batch that is recorded there as done.
 
-    Each source lists what it has read, and notes from where it decided to read when it had no position: `sources/<its place>/...`.
+    Each source lists what it has read, and records the start that it chose when it had no position: `sources/<its place>/...`.
     """
 
     def __init__(self, storage: Storage, folder: str, source: ScriptedSource, uids: Sequence[str]) -> None:
@@ -71,13 +71,13 @@ class SimulatedQuery:
         self.until, self._noted = self._source.at(self._entry(batch)), self._read_until(batch)
 
     def done(self) -> None:
-        """The batch is over."""
+        """Record that the batch is over."""
         self._put(f"commits/{self.next_batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         self._reads = self._noted
         self.positions, self.next_batch = self.until, CheckpointId(self.next_batch + 1)
 
     def _begin(self, entry: Mapping[str, object]) -> Positions:
-        """Where each source goes on, or begins."""
+        """The position at which each source continues or begins."""
         known = {
             uid: self._decide_where_to_begin(place, uid) if entry.get(uid) is None else entry[uid]
             for place, uid in enumerate(self._uids)
@@ -85,17 +85,17 @@ class SimulatedQuery:
         return self._source.at(known)
 
     def _decide_where_to_begin(self, place: int, uid: str) -> int:
-        """As with 'latest': whoever decides again, later, finds himself at the end."""
+        """As with 'latest': a source that decides again later starts at the end."""
         name = f"{self._folder}/sources/{place}/start/0"
         if name not in self._storage.names(f"{self._folder}/sources"):
-            self._refuse_if_replaced()  # of what a zombie decides nobody hears
+            self._refuse_if_replaced()  # decisions of a zombie do not count
             self._storage.put(name, json.dumps(self._source.decide_start(uid)).encode())
         return int(json.loads(self._storage.get(name)))
 
     def _check_where_it_is(self) -> None:
         """The position of another source may lie where this one has nothing."""
         if any(at > end for at, end in zip(self.positions, self.end, strict=True)):
-            raise Violation(f"{self._folder} goes on at {self.positions}, behind the end {self.end}")
+            raise Violation(f"{self._folder} continues at {self.positions}, after the end {self.end}")
 
     def _check_what_was_read(self) -> None:
         """A file source that misses an entry since the last compacted one would read files again."""
@@ -108,7 +108,7 @@ class SimulatedQuery:
             if missing:
                 self._refuse_if_replaced()
                 raise Violation(
-                    f"{self._folder} goes on with batch {self.next_batch} without {uid}/{missing}"
+                    f"{self._folder} continues with batch {self.next_batch} without {uid}/{missing}"
                 )
 
     def _refuse_if_replaced(self) -> None:
@@ -141,12 +141,12 @@ MOST_ATTEMPTS = 2
 
 
 class JobAbortedError(Exception):
-    """What a driver sees of a task that failed for good: Spark's words, not those of the task."""
+    """The error that a driver sees of a task that failed for good: Spark's message, not that of the task."""
 
 
 @dataclass
 class Batch:
-    """What Spark does with the tasks of one batch; `answers` are those of the attempts that it kept."""
+    """Runs the tasks of one batch as Spark does; `answers` are those of the attempts that it kept."""
 
     assignment: Assignment
     topology: Topology

@@ -41,13 +41,13 @@ def echoes_of(operator: str) -> str:
 
 
 def sink_of(operator: str, kind: SinkKind = SinkKind.TRANSACTIONS) -> str:
-    """The uid of a sink behind an operator."""
+    """The uid of the sink of an operator."""
     return f"{operator}-{kind.value}"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Which operators there are, what each of them counts, and what is true of it."""
+    """The operators, what each of them counts, and its properties."""
 
     number: int
     in_sequence: bool
@@ -82,7 +82,7 @@ class Topology:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Their uids, in order."""
+        """The uids of the operators in order."""
         return OPERATORS[: self.number]
 
     @property
@@ -96,11 +96,11 @@ class Topology:
 
     @property
     def upstream(self) -> dict[str, tuple[str, ...]]:
-        """The operators in front of each."""
+        """The upstream operators of each operator."""
         return {uid: self.operators[:at] if self.in_sequence else () for at, uid in enumerate(self.operators)}
 
     def input_of(self, uid: str, records: Iterable[Record], emitted: Iterable[Item]) -> list[Item]:
-        """What an operator gets of a batch: `emitted` came out of the one before it."""
+        """The input of an operator in a batch: `emitted` is the output of the previous operator."""
         at = OPERATORS.index(uid)
         if at and self.in_sequence:
             return [Item(_next_key(item.key or ""), item.records) for item in emitted]

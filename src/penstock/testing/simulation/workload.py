@@ -22,7 +22,7 @@ MOST_KEEP_THEIR_SOURCES = 0.5
 
 
 class SinkKind(enum.Enum):
-    """What stands behind each operator."""
+    """The kind of sink of each operator."""
 
     TRANSACTIONS = "out"
     BY_KEY_AT_ONCE = "at-once"
@@ -31,7 +31,7 @@ class SinkKind(enum.Enum):
 
 
 class Intervention(enum.Enum):
-    """What somebody does to the job between two runs."""
+    """An action of a person between two runs of the job."""
 
     GO_FAR_BACK = "start it from the oldest checkpoint that is retained"
     FORGET = "cancel it, with all that it has kept"
@@ -68,7 +68,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The same for what a sink does on the driver."""
 
     message_pace: float = 6.0
-    """The same for what executors tell the driver."""
+    """The same for messages from executors to the driver."""
     sinks: tuple[SinkKind, ...] = (SinkKind.TRANSACTIONS,)
     """Behind each operator."""
     every_kind: bool = False
@@ -94,7 +94,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     intervals_s: tuple[int, ...] = ()
     """The same for the time between checkpoints."""
     restarts: float = 0.0
-    """How likely a driver whose run failed lives on and starts the next one; otherwise somebody starts another driver."""
+    """How likely a driver whose run failed starts the next run itself; otherwise another driver is started."""
     joins: tuple[int, ...] = ()
     """Of each source but the first: the index of the run at which it joins the job; those not named here are there from the first."""
     reorders: int = 0
@@ -102,15 +102,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     interventions: tuple[Intervention | None, ...] = ()
     """Before the first run, the second, ...; never in a job at most once."""
     wants: float = 0.0
-    """How soon somebody wants a checkpoint at once, as a weight among everything that may happen next."""
+    """The weight of a request for an immediate checkpoint among the possible next steps."""
     readers: float = 0.0
-    """How likely, at an I/O call, somebody begins to read the newest checkpoint with a hold, one after the other."""
+    """How likely a reader begins to read the newest checkpoint with a hold at an I/O call, one reader at a time."""
 
     @property
     def promise(self) -> Mode:
-        """What holds in the end: the mode of the job, or of its weaker runs, which are never both kinds of weaker.
+        """The guarantee that holds in the end: that of the job, or of its weaker runs, which are never of both weaker modes.
 
-        Who makes a job begin earlier than it stopped gets output again that was visible.
+        A restart from an earlier point repeats output that was visible.
         """
         if any(self.interventions):
             return Mode.AT_LEAST_ONCE
@@ -203,13 +203,13 @@ def random_workload(seed: int) -> Workload:
     ):  # with a short time-out no checkpoint would ever be complete
         drawn = msgspec.structs.replace(drawn, checkpoint=replace(drawn.checkpoint, timeout="10min"))
     drawn = _with_other_sources(_with_interventions(drawn, seed), seed)
-    if drawn.emits_once:  # which tells little when every key is seen in the first batch
+    if drawn.emits_once:  # which tests little if every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
 
 
 def _with_other_sources(drawn: Workload, seed: int) -> Workload:
-    """Now and then somebody changes the sources between runs. Who goes back to a time without one makes it begin anew, at the end."""
+    """Sometimes the sources change between runs. A source that is missing in the restored checkpoint starts again, at the end."""
     rng = random.Random(f"sources {seed}")  # noqa: S311 - replayable on purpose
     if rng.random() < MOST_KEEP_THEIR_SOURCES:
         return drawn
@@ -222,7 +222,7 @@ def _with_other_sources(drawn: Workload, seed: int) -> Workload:
 
 
 def _with_interventions(drawn: Workload, seed: int) -> Workload:
-    """Now and then somebody does not leave the job alone. At most once what they make it read again would be counted twice."""
+    """Sometimes a person intervenes. Not at most once, where records that are read again would be counted twice."""
     rng = random.Random(f"interventions {seed}")  # noqa: S311 - replayable on purpose
     if rng.random() < MOST_ARE_LEFT_ALONE or drawn.promise is Mode.AT_MOST_ONCE:
         return drawn
@@ -242,7 +242,7 @@ def _sinks(rng: random.Random) -> tuple[SinkKind, ...]:
 
 
 def _modes(last: Mode, seed: int) -> tuple[Mode, ...]:
-    """Now and then somebody changes the mode between runs: from exactly once to a weaker one, and back."""
+    """Sometimes the mode changes between runs: from exactly once to a weaker one, and back."""
     rng = random.Random(f"modes {seed}")  # noqa: S311 - replayable on purpose
     if rng.random() < MOST_KEEP_THEIR_MODE:
         return ()
@@ -263,18 +263,18 @@ class Fault(enum.Enum):
 
     NO_KEY = "it has no key"
     RAISES = "user code raises on it"
-    REFUSED = "the sink refuses what comes of it"
+    REFUSED = "the sink refuses the row"
 
 
 def fault_of(record: str, likelihood: float) -> Fault | None:
-    """What is wrong with a record: the same at every replay, whoever asks."""
+    """The fault of a record, the same at every replay."""
     rng = random.Random(f"fault of {record}")  # noqa: S311 - replayable on purpose
     return rng.choice(list(Fault)) if rng.random() < likelihood else None
 
 
 @dataclass(frozen=True)
 class Item:
-    """What flows into an operator: some records, under a key."""
+    """An input row of an operator: some records under a key."""
 
     key: str | None
     records: tuple[str, ...]
@@ -302,12 +302,12 @@ class ScriptedSource:
 
     @property
     def start(self) -> Positions:
-        """Before the first record."""
+        """The position before the first record."""
         return tuple(0 for _ in self._partitions)
 
     @property
     def end(self) -> Positions:
-        """After the last record."""
+        """The position after the last record."""
         return tuple(len(partition) for partition in self._partitions)
 
     @property
@@ -316,17 +316,17 @@ class ScriptedSource:
         return [source_of(f"{partition}:") for partition in range(len(self._partitions))]
 
     def at(self, positions: Mapping[str, object]) -> Positions:
-        """How far each of them was read; one that the job did not have yet was not."""
+        """The positions of all sources; a source that the job did not have yet is at its start."""
         return tuple(int(str(positions.get(uid) or 0)) for uid in self.uids)
 
     def decide_start(self, uid: str) -> int:
-        """Where reading begins, for one who asks: the first time before the first record, later behind the last."""
+        """The position at which reading begins: before the first record on the first call, after the last on later calls."""
         first = uid not in self._asked
         self._asked.add(uid)
         return 0 if first else self.end[self.uids.index(uid)]
 
     def forget(self) -> None:
-        """Who asks next asks for the first time: the job has begun anew."""
+        """Treat the next call as the first: the job has started with new state."""
         self._asked.clear()
 
     def end_of(self, uids: Sequence[str]) -> Positions:

@@ -98,7 +98,7 @@ class Reader:
 
 
 CALLS_OF_A_CANCEL = 9
-"""In about: so that a crash falls on all of them, and behind them."""
+"""About how many I/O calls a run makes, so that a crash may hit any of them, or come after them."""
 
 
 def far_back(site: Site) -> CheckpointId | None:
@@ -126,7 +126,7 @@ def forget(site: Site, claimant: Claimant, rng: random.Random) -> bool:
     except SimulatedCrash:
         run = None
     if any(descent.run > owner for descent in read_descents(site.storage)):
-        site.source.forget()  # one that died before goes on from its checkpoint, where no source is asked again
+        site.source.forget()  # a run that died continues from its checkpoint, without asking a source again
     if run is not None:
         _nothing_is_kept(site, run)
     return run is not None
@@ -154,7 +154,7 @@ ZOMBIE_MOVES = 0.08
 """How likely a zombie moves at an I/O call of the run that replaced it."""
 READER_MOVES = 0.1
 READER_DIES = 0.001
-"""The same for somebody who reads with a hold, and for its death."""
+"""The same for a reader with a hold, and for its death."""
 
 RESTARTED = (UnavailableError, CheckpointFailedError)
 """After these a living driver starts its next run by itself."""
@@ -180,11 +180,11 @@ class World:
         self._reading = self._random("readers")
         self._reader: Reader | None = None
         self._finished = False
-        """Whether the input is done: what comes then is only to see that nothing is left, and nobody reads any more."""
+        """Whether the input is processed. Later runs only check that nothing is left, without readers."""
         self.readings = 0
         """How many readers there were so far."""
         self.reads_before: int | None = None
-        """If set, somebody reads with a hold: chooses its checkpoint before this I/O call of the first run, and reads it in the end."""
+        """If set, a reader with a hold chooses its checkpoint before this I/O call of the first run, and reads it in the end."""
         self._forgotten = False
         self._living: Claimant | None = None
         """Of a driver that lives on although its last run has failed."""
@@ -226,7 +226,7 @@ class World:
     def _run(self, index: int, fate: Fate) -> bool:
         lifeline = Lifeline(fate, self._disturb)
         self.calls.append(lifeline.calls)
-        self.site.disturbed = self.readings > 0  # what somebody held may be left over
+        self.site.disturbed = self.readings > 0  # files with a hold may be left over
         wanted = self._intervene(index)
         restarting = self._restarting() if wanted is None else None
         run = SimulatedRun(self.site, self._conditions(index), lifeline, restarting, wanted)
@@ -251,7 +251,7 @@ class World:
         return run.finished
 
     def _intervene(self, index: int) -> CheckpointId | None:
-        """Do what somebody does before this run; the checkpoint that it is to go on from, if somebody chooses one."""
+        """Perform the intervention before this run; returns the checkpoint to continue from, if one is chosen."""
         last, self._last = self._last, None
         match self._workload.intervention(index):
             case Intervention.GO_FAR_BACK if (
@@ -262,12 +262,12 @@ class World:
                 self._living = None
                 all_of_it = forget(self.site, last, self._restarts)
                 self._forgotten = self._forgotten or all_of_it
-                what = "everything is forgotten" if all_of_it else "somebody tries to forget everything"
+                what = "everything is forgotten" if all_of_it else "a person tries to delete all state"
                 self.log.append(f"{what} before run {index}")
         return None
 
     def _restarting(self) -> Claimant | None:
-        """Who starts the next run, when it is the driver of the last one."""
+        """The driver of the last run, if it starts the next one."""
         living, self._living = self._living, None
         lives_on = living and living.has_claimed and self._restarts.random() < self._workload.restarts
         return living if lives_on else None
@@ -303,7 +303,7 @@ class World:
 
     def _restored(self, point: RestorePlan) -> None:
         if self._forgotten and point.id != NO_CHECKPOINT:
-            raise Violation(f"everything was forgotten, and run {point.run} goes on from {point.id}")
+            raise Violation(f"all state was deleted, but run {point.run} continues from {point.id}")
         self._forgotten = False
         self.audit.restored(point, undisturbed=not self.site.disturbed)
 
@@ -313,7 +313,7 @@ class World:
     # ── zombies ────────────────────────────────────────────────────────────────────────────────
 
     def _disturb(self) -> None:
-        """Called at every I/O call of the run that owns the job: now and then a run thought dead moves, or somebody who reads."""
+        """Called at every I/O call of the run that owns the job: sometimes a run thought dead moves, or a reader."""
         self._read_on()
         if not self._zombies:
             return
@@ -344,7 +344,7 @@ class World:
     def _let_restart(self, claimant: Claimant) -> None:
         """A zombie whose run failed starts another one, and must learn that the job is not its own any more."""
         if not claimant.has_claimed or belongs_to(self.site.storage, claimant):
-            return  # nobody has taken it yet: this driver dies now
+            return  # no other run has taken over yet: this driver dies now
         conditions = replace(self._conditions(MOST_RUNS), alone=False)
         try:
             SimulatedRun(self.site, conditions, Lifeline(), claimant).live()
