@@ -13,7 +13,7 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
-from penstock.dashboard.server_process import ServerProcess, start_server_process
+from penstock.dashboard.web_server import ServerProcess, start_server_process
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, CheckpointId, RunId
