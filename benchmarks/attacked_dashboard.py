@@ -203,13 +203,13 @@ _SERVER = """
 import os, sys
 os.nice(15)
 from penstock.cli import main
-from penstock.dashboard import looking
-find, (hung, fifo) = looking.find_jobs, sys.argv[1:3]
+from penstock.dashboard import status_poller
+find, (hung, fifo) = status_poller.find_jobs, sys.argv[1:3]
 def find_or_hang(places):
     if list(places) == [hung] and os.path.exists(fifo):
         open(fifo).close()
     return find(places)
-looking.find_jobs = find_or_hang
+status_poller.find_jobs = find_or_hang
 del sys.argv[1:3]
 main()
 """

@@ -17,9 +17,8 @@ import msgspec
 
 from builders.plan_settings import plan_settings
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.server_process import ServerProcess, start_server_process
-from penstock.dashboard.serving import bind, make_server
 from penstock.dashboard.ui_options import UiOptions, address_of
+from penstock.dashboard.web_server import ServerProcess, bind, make_server, start_server_process
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.heartbeat import beat, beating

@@ -1,4 +1,4 @@
-"""A looker without a thread: it looks at storage whenever it is asked."""
+"""A poller without a thread: it looks at storage whenever it is asked."""
 
 from __future__ import annotations
 

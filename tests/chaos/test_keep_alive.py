@@ -20,8 +20,8 @@ from known_truth import JOB, Site, Traffic, assert_exact, assert_nothing_left_af
 from processes import GONE, MARK, _mark_of, until
 
 import penstock
-from penstock.dashboard.server_process import start_server_process
 from penstock.dashboard.ui_options import UiOptions
+from penstock.dashboard.web_server import start_server_process
 from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_descents, read_run
 from penstock.recovery.history import read_history

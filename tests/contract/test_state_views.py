@@ -20,7 +20,7 @@ from penstock.checkpoint.metadata import write_metadata
 from penstock.dashboard import state_reader
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
-from penstock.dashboard.looking import StorageLooker
+from penstock.dashboard.status_poller import StatusPoller
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim, record_descent
@@ -182,7 +182,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 def served(tmp_path: Path) -> Iterator[TestClient]:
     """The pages of the job there."""
     rules = Access(ui_options("127.0.0.1:8090"), 8090)
-    app = make_app(StorageLooker([str(tmp_path / "job")]), rules)
+    app = make_app(StatusPoller([str(tmp_path / "job")]), rules)
     with TestClient(app, base_url="http://127.0.0.1:8090") as made:
         yield made
 

@@ -150,7 +150,7 @@ def test_a_lookup_outlasts_a_refresh(seen: Watched, server: PageServer) -> None:
     assert box.get_by_text("<b>12</b>").count() == 1
     box.locator("form:visible").get_by_role("button", name="Largest keys").click()
     box.get_by_text("<b>app-1</b>").wait_for()
-    box.get_by_text("Not everything was read: only 2,000,000 rows are read.").wait_for()
+    box.get_by_text("The lookup is incomplete: only 2,000,000 rows are read.").wait_for()
     assert box.locator("b").count() == 0
 
 
@@ -200,13 +200,13 @@ def test_the_journal_shows_checkpoints_to_who_wants_them(seen: Watched, server: 
     """Routine is hidden at first; who asks for it keeps it over a refresh."""
     seen.goto(f"{JOB}/journal")
     assert not seen.page.get_by_text("Checkpoint 5117 was completed").is_visible()
-    seen.page.get_by_role("link", name="With each checkpoint").click()
+    seen.page.get_by_role("link", name="Show checkpoints").click()
     seen.page.get_by_text("Checkpoint 5117 was completed").wait_for()
     with seen.page.expect_response(lambda answer: answer.url.endswith("/journal?routine=1")):
         server.show(later(healthy(), 3))
     seen.page.wait_for_timeout(50)
     assert seen.page.get_by_text("Checkpoint 5117 was completed").is_visible()
-    assert seen.page.get_by_role("link", name="Without each checkpoint").count() == 1
+    assert seen.page.get_by_role("link", name="Hide checkpoints").count() == 1
 
 
 # ── acting ─────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from services.watched_page import every_page_holds
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from penstock.dashboard.server_process import ServerProcess
+    from penstock.dashboard.web_server import ServerProcess
 
 
 @pytest.fixture(scope="module")

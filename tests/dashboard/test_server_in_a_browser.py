@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, served, ui_options
-from penstock.dashboard.server_process import start_server_process
+from penstock.dashboard.web_server import start_server_process
 from penstock.requests.request_files import Done, Kind, Listing, answer, read_request
 from services.watched_page import watched
 
@@ -40,10 +40,10 @@ def test_the_token_is_asked_for_once(chromium: Browser, job: StoredJob) -> None:
         page.goto(f"{server.address}/jobs/views/failures")
         assert "/login?next=" in page.url
         page.get_by_label("Token").fill("not-the-token-of-this-one")
-        page.get_by_role("button", name="Show the jobs").click()
+        page.get_by_role("button", name="Log in").click()
         page.get_by_text("That is not the token of this dashboard.").wait_for()
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Show the jobs").click()
+        page.get_by_role("button", name="Log in").click()
         page.wait_for_url(f"{server.address}/jobs/views/failures")
         seen.expected = re.compile(r"(?!)")
         for path in PAGES:

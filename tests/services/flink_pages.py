@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 from penstock.dashboard.flink import flink_routes
-from penstock.dashboard.looking import Looker
+from penstock.dashboard.status_poller import JobViews
 from services import flink_client
 from services.one_at_a_time import one_at_a_time
 
@@ -36,10 +36,10 @@ def page_files() -> Path:
 
 
 @contextmanager
-def serving(looker: Looker) -> Iterator[str]:
+def serving(jobs: JobViews) -> Iterator[str]:
     """The address of both on loopback, in a thread."""
     pages = Mount("/", StaticFiles(directory=page_files(), html=True))
-    app = Starlette(routes=[*flink_routes(looker), pages])
+    app = Starlette(routes=[*flink_routes(jobs), pages])
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

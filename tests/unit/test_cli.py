@@ -250,7 +250,7 @@ def test_a_checkpoint_outside_the_line_of_descent(penstock: Penstock, storage: L
     """A checkpoint that a later run left behind is listed as not usable, with that run."""
     found = listed(penstock, storage)
     assert [number for number, one in found.items() if not one["usable"]] == [5]
-    assert found[5]["reason"] == "run 1 was fenced off: run 2 went on from checkpoint 4"
+    assert found[5]["reason"] == "run 1 was fenced off: run 2 continued from checkpoint 4"
 
 
 def test_a_checkpoint_with_a_missing_file(penstock: Penstock, storage: LocalStorage) -> None:
@@ -308,13 +308,13 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
         (
             {},
             (
-                "no record says where run 5 went on from, and run 2 is the newest that has one: runs/5.restored is gone, or the checkpoint is "
-                "of another life of the job"
+                "no record says from which checkpoint run 5 started, and run 2 is the newest run with one: runs/5.restored is gone, or the "
+                "checkpoint belongs to an earlier job of this name"
             ),
         ),
         (
             {9: Descent(9, 8, 2)},
-            "run 5 was fenced off: run 9 went on from checkpoint 8 of run 2",
+            "run 5 was fenced off: run 9 continued from checkpoint 8 of run 2",
         ),
     ],
 )
@@ -452,7 +452,7 @@ def test_a_file_that_fails(penstock: Penstock, tmp_path: Path) -> None:
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines() == [
         "penstock: broken.py, line 2: ZeroDivisionError: division by zero",
-        "  Mend it there; `penstock --debug ...` shows the whole traceback. Nothing was started.",
+        "  Fix it there; `penstock --debug ...` shows the whole traceback. Nothing was started.",
     ]
     sys.argv = ["penstock", "--debug", "run", str(tmp_path / "broken.py")]
     with pytest.raises(ConfigError) as error:
@@ -479,7 +479,7 @@ def test_a_job_that_is_made_only_by_the_script(penstock: Penstock, tmp_path: Pat
     """A file whose job is made below `if __name__ == '__main__'` is told what to write, and where."""
     (tmp_path / "script.py").write_text("if __name__ == '__main__':\n    job = 1\n")
     assert (
-        "outside of `if __name__ == '__main__'`, which is not run here"
+        "outside of `if __name__ == '__main__'`, which does not run here"
         in penstock("run", tmp_path / "script.py").err
     )
 
@@ -602,7 +602,7 @@ def test_what_follows_two_dashes_is_for_the_file(penstock: Penstock, tmp_path: P
     file.write_text(f"import sys\nopen({str(seen)!r}, 'w').write(repr(sys.argv[1:]))\n")
     refused = penstock(command, file, "available-now")
     assert (refused.code, seen.exists()) == (2, False)
-    assert "write -- before what is for the file itself" in refused.err
+    assert "write -- before the arguments of the file" in refused.err
     assert f"penstock {command} FILE -- available-now" in refused.err
     own = ("--available-now",) if command == "run" else ("--json",)
     assert (

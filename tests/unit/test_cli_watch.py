@@ -178,7 +178,7 @@ def test_it_fits_the_terminal(tmp_path: Path, columns: int, *, one: bool) -> Non
     shown = capture.get().splitlines()
     assert max(map(len, shown)) <= columns
     assert len(shown) <= 60
-    assert shown[-1].strip() == "q leaves"
+    assert shown[-1].strip() == "q quits"
 
 
 def test_storage_that_is_away_is_said() -> None:
@@ -186,7 +186,7 @@ def test_storage_that_is_away_is_said() -> None:
     console = plain_console(width=100)
     with console.capture() as capture:
         console.print(WatchScreen(one=False).rendered([], ConsoleDimensions(100, 30), trouble="no mount"))
-    assert capture.get().startswith("no mount; what is shown was seen before")
+    assert capture.get().startswith("no mount; this screen shows the last known state")
 
 
 def test_changes_are_said_once(tmp_path: Path) -> None:

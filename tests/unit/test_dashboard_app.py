@@ -14,7 +14,7 @@ from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_op
 from penstock.dashboard import gate
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
-from penstock.dashboard.looking import StorageLooker
+from penstock.dashboard.status_poller import StatusPoller
 from penstock.requests.request_files import Done, Kind, answer, read_request
 from penstock.status.jobs import job_id
 from services.patience import tries
@@ -34,7 +34,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
     def make(token: str | None = None, **options: Any) -> TestClient:
         rules = Access(ui_options("127.0.0.1:8090", token, **options), 8090)
-        app = make_app(StorageLooker([str(tmp_path)]), rules)
+        app = make_app(StatusPoller([str(tmp_path)]), rules)
         made = TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False)
         opened.append(made.__enter__())
         return made
@@ -49,7 +49,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClie
     """One for those who only read, over a job that ran, and its storage."""
     place = tmp_path_factory.mktemp("storage")
     StoredJob(place).complete(3)
-    app = make_app(StorageLooker([str(place)]), Access(ui_options("127.0.0.1:8090"), 8090))
+    app = make_app(StatusPoller([str(place)]), Access(ui_options("127.0.0.1:8090"), 8090))
     with TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False) as made:
         yield made, place
 
@@ -233,7 +233,7 @@ def test_guesses_are_slowed_and_logged(
             assert answers.get(f"/login?token={wrong}").status_code == 200
     assert pauses.count(gate.PAUSE_S) == 3
     assert [one.getMessage() for one in caplog.records if "token" in one.getMessage()] == [
-        "the dashboard was shown 1 wrong token, the last by testclient"
+        "the dashboard received 1 wrong token, the last from testclient"
     ]
     assert wrong not in caplog.text
     assert answers.get("/index.json", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
@@ -324,10 +324,10 @@ def test_a_refused_form_comes_back_as_the_page_of_actions(client: Client, job: S
         )
         assert job.storage.names("requests") == []
     assert (refused.status_code, refused.headers["content-type"]) == (400, "text/html; charset=utf-8")
-    assert "the folder &#39;backups/&lt;today&gt;&#39; is not a whole path" in refused.text
+    assert "the folder &#39;backups/&lt;today&gt;&#39; is not an absolute path" in refused.text
     assert 'data-opens="confirm-savepoint"' in refused.text
     assert 'href="/jobs/views/actions"' in refused.text
-    assert "It must be absolute" in refused.text
+    assert "An absolute path that starts with /" in refused.text
     assert 'id="live" hx-get' not in refused.text
 
 
@@ -342,19 +342,19 @@ def test_nothing_needs_to_be_said_with_an_action(client: Client, job: StoredJob,
 @pytest.mark.parametrize(
     ("kind", "body", "says"),
     [
-        ("savepoint", b'{"to": "relative"}', "not a whole path"),
-        ("savepoint", b'{"to": "../up"}', "not a whole path"),
+        ("savepoint", b'{"to": "relative"}', "not an absolute path"),
+        ("savepoint", b'{"to": "../up"}', "not an absolute path"),
         ("savepoint", b'{"to": "s3://bucket/x"}', "s3"),
         ("savepoint", b'{"to": "/a\\u0000b"}', "null"),
         ("savepoint", b'{"to": 7}', "Expected `str"),
         ("savepoint", b'{"two": "/x"}', "two"),
-        ("savepoint", b'{"to": "/x"', "cannot be understood"),
-        ("savepoint", b"\xff\xfe", "cannot be understood"),
-        ("savepoint", b"[" * 5000, "cannot be understood"),
-        ("savepoint", b'{"drain": true}', "drain belongs to a stop"),
-        ("cancel", b'{"savepoint": true}', "savepoint=true belongs to a stop"),
-        ("stop", b'{"to": "/x"}', "none was asked for"),
-        ("checkpoint", b'"text"', "cannot be understood"),
+        ("savepoint", b'{"to": "/x"', "cannot be decoded"),
+        ("savepoint", b"\xff\xfe", "cannot be decoded"),
+        ("savepoint", b"[" * 5000, "cannot be decoded"),
+        ("savepoint", b'{"drain": true}', "drain applies to a stop"),
+        ("cancel", b'{"savepoint": true}', "savepoint=true applies to a stop"),
+        ("stop", b'{"to": "/x"}', "the request makes none"),
+        ("checkpoint", b'"text"', "cannot be decoded"),
     ],
 )
 def test_a_bad_wish_is_refused(client: Client, job: StoredJob, kind: str, body: bytes, says: str) -> None:
@@ -510,9 +510,9 @@ def test_a_foreign_host_sees_nothing(client: Client, job: StoredJob) -> None:
 @pytest.mark.parametrize("path", ["/healthz", "/login"])
 def test_strangers_do_not_make_it_look(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows nothing of jobs waits for no storage: forty who ask for it would take all threads from those with a token."""
-    looker = StorageLooker([str(tmp_path)])
-    monkeypatch.setattr(looker, "wait", lambda: pytest.fail("somebody without a token waits for storage"))
-    app = make_app(looker, Access(ui_options("127.0.0.1:8090", TOKEN), 8090))
+    poller = StatusPoller([str(tmp_path)])
+    monkeypatch.setattr(poller, "wait", lambda: pytest.fail("somebody without a token waits for storage"))
+    app = make_app(poller, Access(ui_options("127.0.0.1:8090", TOKEN), 8090))
     with TestClient(app, base_url="http://127.0.0.1:8090") as stranger:
         assert stranger.get(path).status_code == 200
 

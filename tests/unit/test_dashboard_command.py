@@ -65,7 +65,7 @@ def test_it_shows_all_jobs_and_ends_with_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out) == (0, "")
-    assert "Ctrl-C ends it" in err
+    assert "Ctrl-C ends the server" in err
 
 
 def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, refused: Callable[..., str]
     """Exit code 2, with what to do, before anything is started."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = refused(tmp_path, "--ui", f":{other.getsockname()[1]}")
-    assert "another program has the port" in taken
+    assert "another program uses the port" in taken
     assert "needs a token" in refused(tmp_path, "--ui", "0.0.0.0:0")
     assert "has no port" in refused(tmp_path, "--ui", "nowhere")
     assert "cannot be read" in refused(tmp_path, "--token-file", tmp_path / "missing")

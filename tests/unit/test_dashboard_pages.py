@@ -329,11 +329,11 @@ def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
 @pytest.mark.parametrize(
     ("state", "words", "goes_on"),
     [
-        ("waiting", "Asked", True),
-        ("under way", "taken it on", True),
+        ("waiting", "Requested", True),
+        ("under way", "accepted it", True),
         ("done", "Done", False),
-        ("failed", "came to nothing", False),
-        ("unknown", "Nothing is known", False),
+        ("failed", "It failed", False),
+        ("unknown", "This request is unknown", False),
     ],
 )
 def test_the_outcome_of_a_request_is_followed_until_it_is_over(state: str, words: str, goes_on: bool) -> None:
@@ -368,9 +368,9 @@ def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
     """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
     for html in (pages.overview([restarting()], FRAME), pages.job(restarting(), FRAME)):
         page = " ".join(Parsed(html).text.split())
-        assert "14.3 k rows as of 10:52:43 : no run looks now" in page
+        assert "14.3 k rows as of 10:52:43 : no run is up" in page
         assert "rows/s" not in page
-        assert "It waits for rows" not in page
+        assert "The job waits for rows" not in page
 
 
 def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
@@ -383,7 +383,7 @@ def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
     assert len(marked) == 1
     assert "one row for each key of a batch and task" in marked[0]
     page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], FRAME)).text
-    assert "Rows of views-per-minute: counted behind Spark" in page
+    assert "Rows of views-per-minute: counted after Spark" in page
 
 
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
@@ -425,7 +425,7 @@ def test_the_largest_keys_are_more_than_one() -> None:
         )
         shown = Parsed(pages.found(largest))
         assert [text for text in shown.texts if text.startswith("app-")] == [one.key["app"] for one in known]
-        assert "Not everything was read: reading ends after 9 rows." in shown.text
+        assert "The lookup is incomplete: reading ends after 9 rows." in shown.text
     assert (
         "1,152,921,504,606,846,978"
         in Parsed(pages.found(LargestKeys(**facts, keys=keys, looked_at=9, complete=True))).text

@@ -12,9 +12,9 @@ import pytest
 from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
-from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.pages import job_pages
 from penstock.dashboard.responses import StaticFiles
+from penstock.dashboard.status_poller import StatusPoller
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
 from penstock.status.events import SavepointMade
 from penstock.status.jobs import job_id
@@ -30,7 +30,7 @@ PAGES = ["/", "/jobs/views", "/jobs/views/batches", "/jobs/views/checkpoints", "
 
 def client_of(place: Path, token: str | None = None) -> TestClient:
     rules = Access(ui_options("127.0.0.1:8090", token), 8090)
-    app = make_app(StorageLooker([str(place)]), rules)
+    app = make_app(StatusPoller([str(place)]), rules)
     return TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False)
 
 
@@ -158,6 +158,6 @@ def test_a_savepoint_is_looked_into_and_deleted(tmp_path: Path) -> None:
         assert not saved.exists()
         assert any(client.get(f"{page}.json").json()["savepoints"] == [str(outside)] for _ in tries(0.05))
     rules = Access(ui_options("127.0.0.1:8090", None, read_only=True), 8090)
-    app = make_app(StorageLooker([str(tmp_path)]), rules)
+    app = make_app(StatusPoller([str(tmp_path)]), rules)
     with TestClient(app, base_url="http://127.0.0.1:8090") as client:
         assert client.post(f"{page}/delete", data={"folder": str(outside)}).status_code == 403

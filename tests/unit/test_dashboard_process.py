@@ -16,16 +16,15 @@ import psutil
 import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, get, port_of, served
-from penstock.dashboard import server_process
-from penstock.dashboard.server_process import start_server_process
-from penstock.dashboard.serving import bind
+from penstock.dashboard import web_server
 from penstock.dashboard.ui_options import UiOptions
+from penstock.dashboard.web_server import bind, start_server_process
 from penstock.errors import ConfigError, UnavailableError
 from services.patience import PATIENCE_S, tries
 
 DRIVER = """
 import os, sys, time
-from penstock.dashboard.server_process import start_server_process
+from penstock.dashboard.web_server import start_server_process
 from penstock.dashboard.ui_options import UiOptions
 from penstock.storage import LocalStorage
 beside = start_server_process(LocalStorage(sys.argv[1]), "views", UiOptions.checked("127.0.0.1:0"))
@@ -123,7 +122,7 @@ def test_its_death_is_logged_and_it_comes_back_at_the_same_address(
     job: StoredJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job goes on; after the pause it is started again."""
-    monkeypatch.setattr(server_process, "PAUSE_S", 0.0)
+    monkeypatch.setattr(web_server, "PAUSE_S", 0.0)
     with served(job, token=TOKEN) as server, caplog.at_level(logging.WARNING):
         first = server.pid
         os.kill(first, signal.SIGKILL)
@@ -132,7 +131,7 @@ def test_its_death_is_logged_and_it_comes_back_at_the_same_address(
                 break
         status, said = get(server, "/healthz")
         assert (status, said["pid"]) == (200, server.pid)
-    assert "ended with -9, the job goes on without it" in caplog.text
+    assert "ended with -9; the job goes on without it" in caplog.text
     assert TOKEN not in caplog.text
 
 
@@ -155,14 +154,14 @@ def test_a_port_that_is_taken_is_refused_at_once(job: StoredJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=rf"127\.0\.0\.1:{port}: another program has the port.*Choose another port"
+            ConfigError, match=rf"127\.0\.0\.1:{port}: another program uses the port.*Choose another port"
         ):
             start_server_process(job.storage, job.name, UiOptions.checked(port))
 
 
 def test_another_dashboard_on_the_port_is_told(job: StoredJob) -> None:
     """With its process, so that one can look at it."""
-    told = "a dashboard of Penstock .* is there already, process"
+    told = "a dashboard of Penstock .* is already running there, process"
     with served(job, token=TOKEN) as server, pytest.raises(ConfigError, match=f"{told} {server.pid}"):
         start_server_process(job.storage, job.name, UiOptions.checked(port_of(server)))
 
@@ -178,7 +177,7 @@ def test_the_next_free_port_is_taken_where_several_are_allowed(job: StoredJob) -
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
     """With what always works."""
-    with pytest.raises(ConfigError, match=r"no address of this machine; 127\.0\.0\.1 always is"):
+    with pytest.raises(ConfigError, match=r"this machine has no such address; use 127\.0\.0\.1"):
         bind(UiOptions.checked(f"{host}:0", TOKEN))
 
 
@@ -191,7 +190,7 @@ def test_missing_packages_are_refused(job: StoredJob, monkeypatch: pytest.Monkey
 
 def test_one_that_cannot_start_says_why(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it hears the last words of the process; others go on."""
-    monkeypatch.setattr(server_process, "_MODESTLY", "import sys; sys.exit('no memory left')")
+    monkeypatch.setattr(web_server, "_CHILD_PROGRAM", "import sys; sys.exit('no memory left')")
     server = start_server_process(job.storage, job.name, UiOptions.checked("127.0.0.1:0"))
     try:
         with pytest.raises(UnavailableError, match="did not start: no memory left"):

@@ -12,7 +12,7 @@ import pytest
 
 from builders.dashboard_site import TOKEN, StoredJob, connect, get, port_of, raw, served
 from penstock.dashboard.access import MOST_STREAMS
-from penstock.dashboard.server_process import ServerProcess
+from penstock.dashboard.web_server import ServerProcess
 from services.patience import PATIENCE_S, tries
 
 

@@ -144,7 +144,7 @@ def test_clients_that_do_not_read_cost_so_much_together(
 def test_strangers_lock_nobody_out(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has no token may hold so many connections; the oldest of them goes, and never one on which a token was shown."""
     monkeypatch.setattr(gate, "MOST_STRANGERS", 20)
-    monkeypatch.setattr("penstock.dashboard.serving.MOST_CONNECTIONS", 30)
+    monkeypatch.setattr("penstock.dashboard.web_server.MOST_CONNECTIONS", 30)
     server = InThread(job.place, ui_options("127.0.0.1:0", TOKEN))
     bearer = f"Authorization: Bearer {TOKEN}"
     strangers: list[socket.socket] = []

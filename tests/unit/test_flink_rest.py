@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from builders.asgi_client import AsgiClient
 from builders.plain_looker import PlainLooker
-from penstock.dashboard import savepoints
+from penstock.dashboard import savepoint_disposal
 from penstock.dashboard.flink import flink_routes
 from penstock.dashboard.flink.operations import GRACE_S
 from penstock.dashboard.flink.routes import LARGEST_BODY
@@ -198,7 +198,7 @@ def test_nobody_is_left_to_do_it(start: Start, rest: AsgiClient) -> None:
     """A request that a dead job has not taken on is taken back, so that it does not stop the next start; the client does not wait for ever."""
     request = asked(rest, f"/v1/jobs/{JOB}/stop", {})
     start.end(RunOutcome.FAILED, ago_s=GRACE_S + 5)
-    assert "the request is taken back" in errors(rest.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
+    assert "the request is withdrawn" in errors(rest.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
     assert Listing(start.storage).open == []
     again = Start(start.store)
     again.answering.look()
@@ -210,7 +210,7 @@ def test_a_poll_of_a_server_that_only_shows_changes_nothing(start: Start, rest: 
     request = asked(rest, f"/v1/jobs/{JOB}/stop", {})
     start.end(RunOutcome.FAILED, ago_s=GRACE_S + 5)
     only_shows = client(start.store, read_only=True)
-    assert "has not answered" in errors(only_shows.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
+    assert "did not answer" in errors(only_shows.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
     assert Listing(start.storage).open == [request]
 
 
@@ -228,19 +228,19 @@ def test_a_job_that_is_not_running(start: Start, rest: AsgiClient) -> None:
     [
         ("GET", f"/v1/jobs/{job_id('nobody')}", b"", 404, "there is no job"),
         ("POST", f"/v1/jobs/{job_id('nobody')}/stop", b"{}", 404, "there is no job"),
-        ("POST", f"/v1/jobs/{JOB}/stop", b"{", 400, "the body is not"),
-        ("POST", f"/v1/jobs/{JOB}/stop", b"[" * 50_000, 400, "the body is not"),
+        ("POST", f"/v1/jobs/{JOB}/stop", b"{", 400, "the body cannot be decoded"),
+        ("POST", f"/v1/jobs/{JOB}/stop", b"[" * 50_000, 400, "the body cannot be decoded"),
         ("POST", f"/v1/jobs/{JOB}/stop", b'{"drain": "perhaps"}', 400, "drain"),
         ("POST", f"/v1/jobs/{JOB}/stop", b'{"formatType": "AVRO"}', 400, "formatType"),
         ("POST", f"/v1/jobs/{JOB}/stop", b'{"triggerId": "../../x"}', 400, "triggerId"),
         ("POST", f"/v1/jobs/{JOB}/stop", b" " * (LARGEST_BODY + 1), 413, "more than"),
-        ("POST", f"/v1/jobs/{JOB}/savepoints", b'{"target-directory": "here"}', 400, "no absolute path"),
+        ("POST", f"/v1/jobs/{JOB}/savepoints", b'{"target-directory": "here"}', 400, "not an absolute path"),
         (
             "POST",
             f"/v1/jobs/{JOB}/savepoints",
             b'{"target-directory": "s3://bucket/x"}',
             400,
-            "no absolute path",
+            "not an absolute path",
         ),
         (
             "POST",
@@ -264,17 +264,17 @@ def test_a_job_that_is_not_running(start: Start, rest: AsgiClient) -> None:
             "cannot be a folder",
         ),
         ("PATCH", f"/v1/jobs/{JOB}?mode=stop", b"{}", 400, "only cancel"),
-        ("GET", f"/v1/jobs/{JOB}/savepoints/{'0' * 32}", b"", 404, "knows no request"),
-        ("GET", f"/v1/jobs/{JOB}/savepoints/..%5C..%00{'z' * 24}", b"", 404, "is no id"),
-        ("GET", f"/v1/jobs/{JOB}/checkpoints/details/x", b"", 400, "a number is expected"),
-        ("GET", f"/v1/jobs/{JOB}/checkpoints/details/99999999999999999999", b"", 400, "a number is expected"),
-        ("GET", f"/v1/jobs/{JOB}/checkpoints/details/3", b"", 404, "nothing is known"),
-        ("GET", f"/v1/jobs/{JOB}/exceptions?maxExceptions=-1", b"", 400, "a number is expected"),
+        ("GET", f"/v1/jobs/{JOB}/savepoints/{'0' * 32}", b"", 404, "has no request"),
+        ("GET", f"/v1/jobs/{JOB}/savepoints/..%5C..%00{'z' * 24}", b"", 404, "is not a request id"),
+        ("GET", f"/v1/jobs/{JOB}/checkpoints/details/x", b"", 400, "is not a number"),
+        ("GET", f"/v1/jobs/{JOB}/checkpoints/details/99999999999999999999", b"", 400, "is not a number"),
+        ("GET", f"/v1/jobs/{JOB}/checkpoints/details/3", b"", 404, "is unknown"),
+        ("GET", f"/v1/jobs/{JOB}/exceptions?maxExceptions=-1", b"", 400, "is not a number"),
         ("GET", f"/v1/jobs/{JOB}/vertices/{'0' * 32}", b"", 404, "has no vertex"),
-        ("GET", f"/v1/jobs/{JOB}/checkpoints/config", b"", 404, "has said its settings"),
+        ("GET", f"/v1/jobs/{JOB}/checkpoints/config", b"", 404, "has written its settings"),
         ("POST", "/v1/savepoint-disposal", b"{}", 400, "savepoint-path"),
         ("POST", "/v1/savepoint-disposal", b'{"savepoint-path": "/data/none"}', 400, "is no savepoint"),
-        ("GET", f"/v1/savepoint-disposal/{'0' * 32}", b"", 404, "has deleted no savepoint"),
+        ("GET", f"/v1/savepoint-disposal/{'0' * 32}", b"", 404, "has not deleted a savepoint"),
     ],
 )
 def test_bad_requests(  # noqa: PLR0917 - the columns of the table
@@ -390,7 +390,7 @@ def test_disposal_deletes_nothing_that_belongs_to_several(
         12345,
     )
     there = sorted(savepoint.rglob("*"))
-    assert "belongs to another user" in errors(dispose_of(rest, savepoint), 400)
+    assert "its owner is not the owner of the folder" in errors(dispose_of(rest, savepoint), 400)
     assert sorted(savepoint.rglob("*")) == there
 
 
@@ -445,14 +445,14 @@ def test_disposal_refuses_what_is_not_a_savepoint(start: Start, rest: AsgiClient
     before = sorted(path for path in tmp_path.rglob("*"))
     for path, status, words in [
         (damaged, 500, "is corrupt"),
-        (linked, 400, "is a link, or lies behind one"),
-        (pointing, 400, "is a link, or lies behind one"),
-        (inside, 400, "lies in the storage of a job"),
-        (tmp_path / "shortcut" / "sp", 400, "lies in the storage of a job"),
-        (unknown / "sp", 400, "lies in the storage of a job"),
-        (start.store / "views", 400, "lies in the storage of a job"),
+        (linked, 400, "is a link, or is reached through one"),
+        (pointing, 400, "is a link, or is reached through one"),
+        (inside, 400, "is in the storage of a job"),
+        (tmp_path / "shortcut" / "sp", 400, "is in the storage of a job"),
+        (unknown / "sp", 400, "is in the storage of a job"),
+        (start.store / "views", 400, "is in the storage of a job"),
         (start.store, 400, "job's own storage"),
-        (Path(f"{start.store}/x/../views/sp"), 400, "lies in the storage of a job"),
+        (Path(f"{start.store}/x/../views/sp"), 400, "is in the storage of a job"),
     ]:
         answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(path)})
         assert words in errors(answer, status), path
@@ -468,18 +468,18 @@ def test_disposal_deletes_nothing_behind_a_link_that_comes_meanwhile(
     shutil.copytree(GOLDEN, savepoint)
     shutil.copytree(GOLDEN, other)
     before = sorted(path for path in other.rglob("*"))
-    look = savepoints._refuse_of_others
+    look = savepoint_disposal._refuse_of_others
 
     def look_and_swap(*given: Any) -> None:
         look(*given)
         (savepoint / swapped).rename(aside)
         (savepoint / swapped).symlink_to(other / swapped)
 
-    monkeypatch.setattr(savepoints, "_refuse_of_others", look_and_swap)
+    monkeypatch.setattr(savepoint_disposal, "_refuse_of_others", look_and_swap)
     answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(savepoint)})
     assert sorted(path for path in other.rglob("*")) == before
     if swapped:
-        assert "lies behind a link that has come" in errors(answer, 400)
+        assert "is reached through a link that appeared just now" in errors(answer, 400)
         assert (savepoint / MANIFEST).exists()
     else:  # what was looked at is what went
         assert answer.status_code == 202

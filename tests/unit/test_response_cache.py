@@ -11,8 +11,8 @@ from builders.dashboard_site import TOKEN, StoredJob, ui_options
 from penstock.dashboard import responses
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
-from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.responses import ResponseCache
+from penstock.dashboard.status_poller import StatusPoller
 
 HOST = {"Host": "127.0.0.1:8090"}
 LET_IN = {**HOST, "Authorization": f"Bearer {TOKEN}"}
@@ -20,22 +20,22 @@ PATHS = ("/metrics", "/", "/index.json", "/jobs/views", "/jobs/views.json", "/v1
 
 
 @pytest.fixture
-def looker(tmp_path: Path) -> StorageLooker:
+def poller(tmp_path: Path) -> StatusPoller:
     """One that looks when it is told to."""
     StoredJob(tmp_path).complete(3)
-    made = StorageLooker([str(tmp_path)])
+    made = StatusPoller([str(tmp_path)])
     made.look()
     return made
 
 
-def client_of(looker: StorageLooker, token: str | None = None) -> AsgiClient:
-    return AsgiClient(make_app(looker, Access(ui_options("127.0.0.1:8090", token), 8090)))
+def client_of(poller: StatusPoller, token: str | None = None) -> AsgiClient:
+    return AsgiClient(make_app(poller, Access(ui_options("127.0.0.1:8090", token), 8090)))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_kept_is_given_to_nobody_who_is_not_let_in(looker: StorageLooker, path: str) -> None:
+def test_what_is_kept_is_given_to_nobody_who_is_not_let_in(poller: StatusPoller, path: str) -> None:
     """The gate comes first, however often it was answered before."""
-    client = client_of(looker, TOKEN)
+    client = client_of(poller, TOKEN)
     assert [client.get(path, headers=LET_IN).status_code for _ in range(2)] == [200, 200]
     assert client.get(path, headers=HOST).status_code == 401
     assert client.get(path, headers={**LET_IN, "Authorization": "Bearer wrong"}).status_code == 401
@@ -44,9 +44,9 @@ def test_what_is_kept_is_given_to_nobody_who_is_not_let_in(looker: StorageLooker
     assert client.post(path, headers=LET_IN).status_code in (404, 405)
 
 
-def test_a_page_and_what_programs_get_are_kept_apart(looker: StorageLooker) -> None:
+def test_a_page_and_what_programs_get_are_kept_apart(poller: StatusPoller) -> None:
     """One path has both, and a refusal is never kept."""
-    client = client_of(looker)
+    client = client_of(poller)
     page, program = {**HOST, "Accept": "text/html"}, {**HOST, "Accept": "application/json"}
     for _ in range(2):
         assert client.get("/jobs/views", headers=page).text.startswith("<!doctype html>")

@@ -1,4 +1,4 @@
-"""`python -m penstock.cli`: the command line, by the interpreter that one names. Driver."""
+"""`python -m penstock.cli`: the command line, run by a chosen interpreter. Driver."""
 
 from penstock.cli import main
 

@@ -26,7 +26,7 @@ from penstock.wording import counted, duration, size
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One checkpoint: what its metadata holds (None if that is not readable, or gone) and why it cannot be used ('' if it can)."""
+    """One checkpoint: its metadata (None if unreadable or gone) and why it cannot be used ('' if it can)."""
 
     checkpoint: int
     completed: Completed | None
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def list_checkpoints(storage: Storage) -> list[Entry]:
-    """All checkpoints that have metadata, and those that are known to have had it; oldest first."""
+    """All checkpoints with metadata, and those known to have had it; oldest first."""
     descents = read_descents(storage)
     files = set(storage.names("state"))
     found = [_entry(storage, name, descents, files) for name in found_checkpoints(storage)]
@@ -42,11 +42,11 @@ def list_checkpoints(storage: Storage) -> list[Entry]:
 
 
 def _gone(storage: Storage, descents: Sequence[Descent], found: Sequence[Entry]) -> list[Entry]:
-    """What a start would miss, by what else is there of it: a mark that it was committed, the record of a run."""
+    """Checkpoints whose metadata is missing although another record names them: a commit mark, or the record of a run."""
     try:
         broken = read_history(storage, descents).broken
     except IncompatibleStateError:
-        return []  # one of those that were found is of another version, and says so
+        return []  # a listed checkpoint has another version, and its entry says so
     listed = {entry.checkpoint for entry in found}
     return [Entry(number, None, why) for number, why in broken.items() if number not in listed]
 
@@ -57,7 +57,7 @@ def _entry(storage: Storage, name: CheckpointName, descents: Sequence[Descent], 
     except (CorruptStateError, IncompatibleStateError) as error:
         return Entry(name.checkpoint, None, str(error))
     except FileNotFoundError:
-        return Entry(name.checkpoint, None, "it was discarded while this list was made")
+        return Entry(name.checkpoint, None, "it was discarded while this command ran")
     return Entry(name.checkpoint, completed, _why_unusable(completed, descents, files))
 
 
@@ -75,16 +75,16 @@ def _why_unusable(completed: Completed, descents: Sequence[Descent], files: set[
 def _left_behind(completed: Completed, decided: Descent) -> str:
     if decided.run < completed.run:
         return (
-            f"no record says where run {completed.run} went on from, and run {decided.run} is the newest that has one: "
-            f"runs/{completed.run}.restored is gone, or the checkpoint is of another life of the job"
+            f"no record says from which checkpoint run {completed.run} started, and run {decided.run} is the newest run with one: "
+            f"runs/{completed.run}.restored is gone, or the checkpoint belongs to an earlier job of this name"
         )
     origin = f"checkpoint {decided.restored_from}" if decided.restored_from >= 0 else "the beginning"
     whose = f" of run {decided.completed_by}" if completed.checkpoint <= decided.restored_from else ""
-    return f"run {completed.run} was fenced off: run {decided.run} went on from {origin}{whose}"
+    return f"run {completed.run} was fenced off: run {decided.run} continued from {origin}{whose}"
 
 
 def as_objects(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """One object a checkpoint; units are in the names."""
+    """One JSON object for each checkpoint; the names contain the units."""
     return [_as_json(entry) for entry in entries]
 
 
@@ -127,7 +127,7 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def print_checkpoints(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
-    """Print the checkpoints, and with `verbose` what every subtask of each measured."""
+    """Print the checkpoints, and with `verbose` the measurements of every subtask."""
     console = table_console()
     if not entries:
         console.print(f"job {job} has no completed checkpoint", highlight=False)
@@ -193,7 +193,7 @@ def _subtasks(completed: Completed) -> Table:
 
 
 def _position(position: object) -> str:
-    """Partition and next offset where a source has those, JSON where it has something else."""
+    """`partition:offset` pairs if the source has them, else JSON."""
     if isinstance(position, dict) and all(isinstance(at, int) for at in position.values()):
         return " ".join(f"{partition}:{at}" for partition, at in position.items())
     return json.dumps(position)
@@ -203,13 +203,13 @@ LONGEST_WHY = 300
 
 
 def history(job: FoundJob, most: int) -> list[CheckpointView]:
-    """The last ones, the oldest first."""
+    """The last checkpoints that are no longer in storage, oldest first."""
     past = [one for one in look_at(job, SYSTEM_CLOCK.wall()).checkpoints if not one.retained]
     return past[:most][::-1]
 
 
 def with_history(in_storage: list[dict[str, Any]], past: Sequence[CheckpointView]) -> list[dict[str, Any]]:
-    """What `--json` prints: those of the past come first; they cannot be used, and say in `status` and `reason` why."""
+    """The JSON of `penstock checkpoints`: past checkpoints come first; `status` and `reason` say why they cannot be used."""
     return [*(_history_json(one) for one in past), *in_storage]
 
 
@@ -217,15 +217,15 @@ def _history_json(one: CheckpointView) -> dict[str, Any]:
     return {
         **msgspec.to_builtins(one),
         "usable": False,
-        "reason": _what_became_of(one),
+        "reason": _outcome(one),
         "retained": False,
     }
 
 
-def _what_became_of(one: CheckpointView) -> str:
+def _outcome(one: CheckpointView) -> str:
     match one.status:
         case CheckpointStatus.IN_PROGRESS:
-            return "it is under way"
+            return "it is in progress"
         case CheckpointStatus.FAILED:
             return ": ".join(part for part in (one.reason, one.detail) if part)
         case CheckpointStatus.COMPLETED:
@@ -233,7 +233,7 @@ def _what_became_of(one: CheckpointView) -> str:
 
 
 def print_history(past: Sequence[CheckpointView]) -> None:
-    """A table; nothing where there is none."""
+    """Print a table of past checkpoints, if there are any."""
     if not past:
         return
     table = Table(title="not in storage", title_justify="left", title_style="bold")
@@ -251,7 +251,7 @@ def print_history(past: Sequence[CheckpointView]) -> None:
         "new",
     ):
         table.add_column(name, justify="left" if name.startswith("trig") else "right", no_wrap=True)
-    table.add_column("what became of it", overflow="fold")
+    table.add_column("outcome", overflow="fold")
     for one in past:
         table.add_row(*_history_cells(one))
     table_console().print(table)
@@ -268,5 +268,5 @@ def _history_cells(one: CheckpointView) -> list[str | Text]:
         duration(one.duration_ms / 1000) if one.duration_ms else "",
         *(duration(ms / 1000) if completed else "" for ms in parts),
         size(one.new_bytes) if completed else "",
-        Text(in_brief(_what_became_of(one), LONGEST_WHY), style),
+        Text(in_brief(_outcome(one), LONGEST_WHY), style),
     ]

@@ -1,6 +1,6 @@
-"""Arguments and options that several commands share, and shell completion of job names. Driver.
+"""The arguments that several commands share, how they find their job, and shell completion of job names. Driver.
 
-A shell starts the command anew for every press of the key. So imports are late, and a storage that cannot be read completes to nothing.
+A job is found by storage and name, by id, or by its own folder. A storage that cannot be read completes to nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.wording import did_you_mean, duration
 
 
 def job_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The jobs in the storage that stands before."""
+    """Completes the name of a job in the storage given before it."""
     from penstock.status.jobs import find_jobs
 
     places = context.params.get("storage") or context.params.get("path") or ()
@@ -47,7 +47,7 @@ NameOfJob = Annotated[
     str | None,
     typer.Argument(
         metavar="JOB",
-        help="The name of the job, or its id; not needed behind the job's own folder.",
+        help="The name of the job, or its id; leave it out if STORAGE is the job's own folder.",
         show_default=False,
         autocompletion=job_names,
     ),
@@ -70,7 +70,9 @@ JobFile = Annotated[
 JobVariable = Annotated[
     str | None,
     typer.Option(
-        "--job", metavar="NAME", help="The Job, or the function(spark) that makes it; 'job' by default."
+        "--job",
+        metavar="NAME",
+        help="The variable with the Job, or with a function(spark) that returns one; default: 'job'.",
     ),
 ]
 RestartOption = Annotated[
@@ -78,24 +80,24 @@ RestartOption = Annotated[
     typer.Option(
         "--restart",
         metavar="STRATEGY",
-        help="With --keep-alive: when, and how often; such as fixed-delay:attempts=3,delay=10s.",
+        help="With --keep-alive: when and how often to restart, such as fixed-delay:attempts=3,delay=10s.",
         show_default=False,
     ),
 ]
 
 
 PATIENCE_S = 20.0
-"""So long a storage may take to show a job."""
+"""The time in which a storage must answer."""
 _T = TypeVar("_T")
 
 
 def open_job(storage: str, job: str | None = None) -> Storage:
-    """The folder of a job that has run; refuses one that has not, and says which have."""
+    """The storage of a job that has run; raises `ConfigError` with the known jobs if it never ran."""
     return found_job(storage, job).storage
 
 
 def found_job(storage: str, job: str | None = None) -> FoundJob:
-    """A job that has run; refuses one that has not, and says which have. Without `job`, `storage` is its own folder."""
+    """A job that has run; raises `ConfigError` with the known jobs if it never ran. Without `job`, `storage` is its own folder."""
     if job is None:
         return _job_in_its_folder(storage)
     if len(job) == ID_DIGITS and all(digit in "0123456789abcdef" for digit in job):
@@ -112,7 +114,7 @@ def found_job(storage: str, job: str | None = None) -> FoundJob:
 
 
 def jobs_in(storages: Sequence[str]) -> list[FoundJob]:
-    """All jobs in storages; refuses one that is not there, which nobody may take for one without jobs."""
+    """All jobs in storages; raises `ConfigError` for a storage that does not exist, since an empty list would mislead."""
     found = find_jobs(storages)
     for storage in storages:
         refuse_missing(storage)
@@ -120,22 +122,22 @@ def jobs_in(storages: Sequence[str]) -> list[FoundJob]:
 
 
 def refuse_missing(storage: str) -> None:
-    """Raise `ConfigError` where no folder is. Called by those who found nothing there."""
+    """Raise `ConfigError` if the folder does not exist. Call it when nothing was found."""
     if is_missing(opened := open_storage(storage)):
         raise ConfigError(
-            f"there is no storage {storage}: the folder {opened.uri} does not exist, so no job can be seen; give the one of "
-            "Job(storage=...), and see whether it is mounted here",
+            f"there is no storage {storage}: the folder {opened.uri} does not exist, so it shows no job; give the storage of "
+            "Job(storage=...), and check that it is mounted here",
             storage=storage,
         )
 
 
 def is_missing(storage: Storage) -> bool:
-    """Whether the folder itself is not there; what lies elsewhere than in folders is made by its first file."""
+    """Whether a local folder does not exist. Other storages come into being with their first file."""
     return isinstance(storage, LocalStorage) and not storage.root.is_dir()
 
 
 def is_job(path: str) -> bool:
-    """Whether this is the folder of a job, not a storage with jobs in it, nor a savepoint."""
+    """Whether this is the folder of a job, and neither a storage of jobs nor a savepoint."""
     folder = open_storage(path)
     return folder.size(MANIFEST) is None and folder.size(JOB_FILE) is not None
 
@@ -144,7 +146,7 @@ def _job_in_its_folder(folder: str) -> FoundJob:
     if not is_job(folder):
         refuse_missing(folder)
         raise ConfigError(
-            f"{folder} is not the folder of a job, so it takes the name of one behind it; {_known(folder)}",
+            f"{folder} is not the folder of a job, so give the name of a job after it; {_known(folder)}",
             storage=folder,
         )
     return find_jobs([folder])[0]
@@ -155,11 +157,11 @@ def _known(storage: str, wanted: str = "") -> str:
     if known:
         close = did_you_mean(wanted, known)
         return f"there are: {', '.join(known)}{f'; {close}' if close else ''}"
-    return "there is none at all; is it the storage given to Job(storage=...)?"
+    return "it has no jobs; is it the storage given to Job(storage=...)?"
 
 
 def within(seconds: float, storage: object, look: Callable[[], _T]) -> _T:
-    """What `look` gives; raises `UnavailableError` when storage has not answered for so long. The thread that waits is left behind."""
+    """The result of `look`; raises `UnavailableError` if storage does not answer in time. The waiting thread is abandoned."""
     answered: queue.SimpleQueue[_T | Exception] = queue.SimpleQueue()
 
     def work() -> None:
@@ -173,8 +175,8 @@ def within(seconds: float, storage: object, look: Callable[[], _T]) -> _T:
         found = answered.get(timeout=seconds)
     except queue.Empty:
         raise UnavailableError(
-            f"{storage} has not answered for {duration(seconds)}: how the job is cannot be seen. It may be well all the same; see whether "
-            "the storage is mounted and answers",
+            f"{storage} has not answered for {duration(seconds)}, so the state of the job is unknown; the job may still be healthy; check "
+            "that the storage is mounted and answers",
             storage=str(storage),
         ) from None
     if isinstance(found, Exception):

@@ -16,9 +16,9 @@ class CouldNotError(ConfigError):
 
 
 def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
-    """List all jobs in storages: how they are and since when, run, last checkpoint and its age, rate, restarts, guarantee, id, pages.
+    """List all jobs in storages with their state, run, last checkpoint, rate, restarts, guarantee, id and pages.
 
-    Needs no Spark and changes nothing.
+    This command needs no Spark and changes nothing.
     """
     from penstock.cli import job_tables
     from penstock.cli.console import print_json, table_console
@@ -41,9 +41,9 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
 
 
 def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
-    """Show one job on one screen: how it is, what needs somebody, its last failure and checkpoint, whether it is caught up, its graph.
+    """Show one job on one screen: its state, what needs attention, last checkpoint and failure, whether it is caught up, its graph.
 
-    Exit code 0: it is well, comes back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody.
+    Exit code 0: the job is healthy, recovers by itself, or ended on request. 2: its state is unknown. 3: it needs attention.
     """
     from penstock.cli.console import print_json, table_console
     from penstock.cli.job_arguments import PATIENCE_S, found_job, within
@@ -68,9 +68,9 @@ def failures(
     job: NameOfJob = None,
     *,
     as_json: AsJson = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show notes and traces.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show notes and stack traces.")] = False,
 ) -> None:
-    """List the failures of a job: what happened, what was decided, which checkpoint was restored, what it cost."""
+    """List the failures of a job: the cause, the decision, the restored checkpoint, and the cost."""
     from penstock.cli.console import print_json
     from penstock.cli.job_arguments import found_job
     from penstock.cli.job_tables import print_failures
@@ -85,9 +85,9 @@ def failures(
 
 
 def watch(storage: StorageOfJob, job: NameOfJob = None) -> None:
-    """Watch all jobs of a storage, or one with its graph, live in the terminal. q or Ctrl-C leaves; the jobs do not notice.
+    """Watch all jobs of a storage, or one with its graph, live in the terminal. q or Ctrl-C quits; the jobs are not affected.
 
-    Without a terminal it prints a line for every change.
+    Without a terminal, it prints a line for every change.
     """
     from penstock.cli.job_arguments import found_job, is_job, refuse_missing
     from penstock.cli.watch import watch as watch_jobs
@@ -107,15 +107,18 @@ def checkpoints(
     *,
     as_json: AsJson = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show what every subtask measured.")
+        bool, typer.Option("--verbose", "-v", help="Show the measurements of every subtask.")
     ] = False,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", help="How many that are not in storage any more to show.")
+        int,
+        typer.Option(
+            "--last", metavar="N", help="How many checkpoints that are no longer in storage to show."
+        ),
     ] = 20,
 ) -> None:
-    """List the checkpoints of a job: what they hold, what they cost, and which cannot be used and why.
+    """List the checkpoints of a job: contents, cost, and which cannot be used and why.
 
-    Behind those in storage come the last ones that the job's journal knows of: subsumed since, given up, or under way.
+    After those in storage come the last ones from the job's journal: subsumed, given up, or in progress.
     """
     from penstock.cli.checkpoint_tables import (
         as_objects,
@@ -141,7 +144,7 @@ def checkpoints(
 
 
 def runs(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
-    """List the runs of a job: when and where they began, from which checkpoint, how they ended and why."""
+    """List the runs of a job: when and where each started, from which checkpoint, how it ended and why."""
     from penstock.cli.job_arguments import found_job
     from penstock.cli.job_tables import print_runs, print_runs_json
     from penstock.clock import SYSTEM_CLOCK
@@ -165,7 +168,7 @@ def inspect(
     job: Annotated[
         str | None,
         typer.Argument(
-            help="The name of a job: its newest checkpoint is shown.",
+            help="The name of a job: the command shows its newest checkpoint.",
             show_default=False,
             autocompletion=job_names,
         ),
@@ -173,9 +176,9 @@ def inspect(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a savepoint, or in a job's newest checkpoint: operators and their states, rows, sizes, positions, event time.
+    """Show the contents of a savepoint, or of a job's newest checkpoint: operators, states, rows, sizes, positions, event time.
 
-    No row is read, and nothing is changed.
+    This command reads no rows and changes nothing.
     """
     from penstock.cli.state_tables import contents_at, print_contents, print_contents_json
 
@@ -197,9 +200,9 @@ def diff(
     examples: Annotated[int, typer.Option(help="How many rows of each kind to show.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the state in two savepoints, or in the newest checkpoint of a job: which keys appeared, changed and went.
+    """Compare the state in two savepoints, or in the newest checkpoints of jobs: which keys appeared, changed and went.
 
-    All rows are read; nothing is changed. Exit code 0: all state is the same. 1: it differs. 2: it could not be compared.
+    This command reads all rows and changes nothing. Exit code 0: all state is the same. 1: it differs. 2: the comparison failed.
     """
     from penstock.cli.state_tables import differing, print_difference, print_difference_json
 

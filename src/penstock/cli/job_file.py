@@ -1,4 +1,4 @@
-"""`penstock run`: finds the job in a user's Python file and runs it in the foreground, with a supervisor where one is wanted. Driver.
+"""`penstock run`: finds the job in a user's Python file and runs it in the foreground, with or without a supervisor. Driver.
 
 The file is run like a script, except that its `__name__` is not "__main__". Its module is then removed from `sys.modules`, so that Spark
 sends its classes and functions to the workers by value, and no worker runs the file.
@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import NamedTuple, Unpack
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.serving import bind, check_installed
 from penstock.dashboard.ui_options import UiOptions
+from penstock.dashboard.web_server import bind, check_installed
 from penstock.errors import ConfigError, PenstockError, RunningAlreadyError
 from penstock.ids import checked_name
 from penstock.job import Job
@@ -47,7 +47,7 @@ class JobFileError(ConfigError):
 
 
 def load_job(file: Path, name: str | None = None) -> Job:
-    """Return the job: a variable of type `Job`, or what a function makes when it is given a local Spark session."""
+    """Return the job: a variable of type `Job`, or the result of a function that takes a Spark session."""
     file = file.absolute()
     if file.is_dir():
         raise JobFileError(f"{file} is a folder: give the Python file in it that defines the job")
@@ -60,7 +60,7 @@ def load_job(file: Path, name: str | None = None) -> Job:
 
 
 def _like(file: Path) -> str:
-    """A file beside it whose name is nearly that."""
+    """Suggest a file in the same folder with a similar name."""
     beside = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
     close = did_you_mean(file.name, beside)
     return f"; {close}" if close else ""
@@ -68,7 +68,7 @@ def _like(file: Path) -> str:
 
 @contextmanager
 def as_its_own_program(file: Path, arguments: Sequence[str] = ()) -> Iterator[None]:
-    """The file sees itself in `sys.argv`, and its own arguments, but not the words of Penstock's command line, which are not for it."""
+    """Set `sys.argv` to the file and its own arguments, without those of Penstock's command line."""
     before, sys.argv = sys.argv, [str(file), *arguments]
     try:
         yield
@@ -101,7 +101,7 @@ def _find(module: ModuleType, file: Path, name: str | None) -> Job | Callable[..
     defined = f"it has {', '.join(sorted(jobs))}; choose one with --job" if jobs else "it defines none"
     raise JobFileError(
         f"{file.name} has no Job {name or DEFAULT_NAME!r}: {defined}. Write `job = penstock.Job(...)`, or a function "
-        "`def job(spark): ...` that returns one, outside of `if __name__ == '__main__'`, which is not run here"
+        "`def job(spark): ...` that returns one, outside of `if __name__ == '__main__'`, which does not run here"
     )
 
 
@@ -119,7 +119,7 @@ def _made_by(function: Callable[..., object], file: Path) -> Job:
 
 @contextmanager
 def _blaming(file: Path) -> Iterator[None]:
-    """Say where in the user's file something went wrong."""
+    """Report the line of the user's file that raised an exception."""
     try:
         yield
     except PenstockError:
@@ -127,7 +127,7 @@ def _blaming(file: Path) -> Iterator[None]:
     except Exception as error:
         broken = JobFileError(f"{_where_in(file, error)}: {type(error).__name__}: {error}")
         broken.add_note(
-            "  Mend it there; `penstock --debug ...` shows the whole traceback. Nothing was started."
+            "  Fix it there; `penstock --debug ...` shows the whole traceback. Nothing was started."
         )
         raise broken from error
 
@@ -159,7 +159,7 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 
 def _make_neighbours_importable(folder: Path) -> None:
-    """What the file imports from its folder must be found here and by the workers."""
+    """Let this process and the workers import modules from the folder of the file."""
     sys.path.insert(0, str(folder))
     rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *rest])
@@ -169,18 +169,18 @@ _log = logging.getLogger(__name__)
 
 
 class StatedJob(NamedTuple):
-    """Which job a file makes, by its own words."""
+    """The name and storage that a file states literally."""
 
     name: str
     storage: str
 
 
 def stated_job(source: bytes) -> StatedJob | None:
-    """The job that a program makes, if it says so in plain text."""
+    """The job of a program, if its source states name and storage literally."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return None  # told with its line when the file is run
+        return None  # running the file reports the error with its line
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _makes_a_job(node.func)]
     if len(calls) != 1:
         return None
@@ -193,7 +193,7 @@ def stated_job(source: bytes) -> StatedJob | None:
 
 
 def refuse_early(file: Path) -> None:
-    """Raise `RunningAlreadyError` when the job that the file states is running. A courtesy: the start itself looks again."""
+    """Raise `RunningAlreadyError` early if the job of the file is running. The start itself checks again."""
     try:
         stated = stated_job(file.read_bytes())
         if stated is not None:
@@ -202,7 +202,7 @@ def refuse_early(file: Path) -> None:
     except RunningAlreadyError:
         raise
     except (PenstockError, OSError) as error:
-        _log.debug("%s says nothing yet, it is run: %s", file, error)
+        _log.debug("%s: cannot check early whether the job is running: %s", file, error)
 
 
 def _makes_a_job(function: ast.expr) -> bool:
@@ -244,15 +244,15 @@ _OWN_FLAGS, _OWN_VALUED = ("--keep-alive",), ("--restart",)
 
 
 def keep_run_alive(restart: str | None, *, wanted: bool = True) -> int:
-    """Run this very command without `--keep-alive` as a child, and again when it ends without being meant to; returns the exit code."""
+    """Run this command without `--keep-alive` as a child, and restart it when it dies; returns the exit code."""
     if not wanted:
-        raise ConfigError(f"--restart {restart} needs --keep-alive: nobody would start the job again")
+        raise ConfigError(f"--restart {restart} needs --keep-alive: without it, nothing restarts the job")
     arguments = without(sys.argv[1:], _OWN_FLAGS, _OWN_VALUED)
     return keep_alive([sys.executable, "-P", "-m", "penstock.cli", *arguments], restart)
 
 
 def keep_alive(command: Sequence[str], restart: str | None) -> int:
-    """The same for any program."""
+    """Run any program as a child, and restart it when it dies; returns the exit code."""
     supervision = Supervision(strategy_of(restart or BY_DEFAULT))
     with _log_on_stderr():
         try:
@@ -263,13 +263,13 @@ def keep_alive(command: Sequence[str], restart: str | None) -> int:
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """Where nobody has set up a log: what the supervisor decides is a line each, as those of the job."""
+    """Log the supervisor's decisions to standard error, unless logging is configured already."""
     logger = logging.getLogger("penstock")
     if logger.hasHandlers():
         yield
         return
     handler = logging.StreamHandler()
-    erase = "\r\x1b[K" if sys.stderr.isatty() else ""  # what a killed job has left of its live line
+    erase = "\r\x1b[K" if sys.stderr.isatty() else ""  # remove the status line of a killed job
     handler.setFormatter(logging.Formatter(f"{erase}%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     level = logger.level
     logger.addHandler(handler)

@@ -20,7 +20,7 @@ from penstock.status.view import FailureGroup, FailureView, JobState, JobView, i
 from penstock.wording import counted, duration
 
 WIDE = 150
-"""From so many columns on, ids and pages stand in the same table."""
+"""From this width on, ids and pages are part of the table."""
 TIGHT = (0, 1, 0, 0)
 STATE_STYLES = {
     JobState.STARTING: "yellow",
@@ -34,7 +34,7 @@ STATE_STYLES = {
 
 
 def as_json(view: JobView) -> dict[str, Any]:
-    """What `--json` prints of a job."""
+    """The JSON of one job."""
     last = view.last_completed
     return {
         "name": view.name,
@@ -57,7 +57,7 @@ def as_json(view: JobView) -> dict[str, Any]:
 
 
 def ui(view: JobView) -> str:
-    """Where its pages are, while it runs."""
+    """The address of its pages, while it runs."""
     return view.live.ui if view.live is not None and view.state.is_alive else ""
 
 
@@ -66,7 +66,7 @@ def _rate_of(view: JobView) -> float | None:
 
 
 def overview(views: Sequence[JobView], columns: int) -> RenderableType:
-    """A table of jobs; where there is little room, runs, ids and pages stand below it."""
+    """A table of jobs; on a narrow terminal, a second table below it shows runs, ids and pages."""
     wide = columns >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=TIGHT)
     table.add_column("job", no_wrap=True, overflow="ellipsis")
@@ -106,7 +106,7 @@ def _last_cells(view: JobView, *, wide: bool) -> list[str]:
 
 
 def _number(rows: int | None, view: JobView) -> str:
-    """Of a job that runs, what is not known is a question."""
+    """The number; for a running job, `?` if unknown."""
     if rows is None:
         return "?" if view.state.is_alive else ""
     return f"{rows:,}"
@@ -125,46 +125,46 @@ def _ids(views: Sequence[JobView]) -> Table:
 
 
 def state_text(view: JobView) -> Text:
-    """The state in its colour."""
+    """The state of a job, in its colour."""
     return Text(view.state.value, STATE_STYLES.get(view.state, ""))
 
 
 def age_text(view: JobView) -> Text:
     """How old the last checkpoint is; marked when the next one is late."""
     age_s = view.checkpoint_age_s
-    said = "-" if age_s is None else about(age_s)
-    return Text(f"{said} late", "bold red") if view.is_late else Text(said)
+    age = "-" if age_s is None else about(age_s)
+    return Text(f"{age} late", "bold red") if view.is_late else Text(age)
 
 
 SHORT = 300
 
 
 def cost(failure: FailureView) -> str:
-    """What it cost, in words: for how long nothing was processed, and what was done again."""
+    """The cost of a failure in words: how long nothing was processed, and how many rows were processed again."""
     if failure.restored_from is None and not failure.back_at:
-        return "it has not come back yet"
+        return "the job has not recovered yet"
     origin = "the beginning" if failure.restored_from == -1 else f"checkpoint {failure.restored_from}"
-    parts = [f"went on from {origin}" if failure.restored_from is not None else "came back"]
+    parts = [f"continued from {origin}" if failure.restored_from is not None else "recovered"]
     if failure.down_s is not None:
         parts.append(f"nothing was processed for {duration(failure.down_s)}")
     elif not failure.back_at:
-        parts.append("its first batch is not done yet")
+        parts.append("its first batch has not finished yet")
     if failure.rows_again is not None:
         parts.append(f"{counted(failure.rows_again, 'row was', 'rows were')} processed again")
     return ", ".join(parts)
 
 
 def what_happened(failure: FailureView, longest: int = SHORT) -> str:
-    """The root cause first."""
+    """The error, after its root cause."""
     root = f"{failure.root}; so " if failure.root else ""
     return in_brief(f"{root}{failure.error}: {failure.why}", longest)
 
 
 def print_failures(job: str, failures: Sequence[FailureView], now: float, *, verbose: bool) -> None:
-    """The newest last, where people look."""
+    """Print the failures, the newest last."""
     console = plain_console()
     if not failures:
-        console.print(f"job {job} has no failure that is known", highlight=False)
+        console.print(f"job {job} has no known failure", highlight=False)
         return
     for group in reversed(grouped(failures)):
         found = failures[group.begins : group.begins + (group.count if verbose else 1)]
@@ -174,13 +174,13 @@ def print_failures(job: str, failures: Sequence[FailureView], now: float, *, ver
 
 
 def _in_all(group: FailureGroup) -> Text:
-    """Of a failure that came again and again."""
-    parts = [f"the same {counted(group.count, 'time')} since {moment(group.first_at)} UTC"]
+    """Sum up failures that have the same cause."""
+    parts = [f"{counted(group.count, 'time')} since {moment(group.first_at)} UTC"]
     if group.down_s is not None:
         parts.append(f"nothing was processed for {duration(group.down_s)} in all")
     if group.rows_again is not None:
         parts.append(f"{counted(group.rows_again, 'row was', 'rows were')} processed again")
-    return Text(f"  {', '.join(parts)} (-v: each of them)", "yellow")
+    return Text(f"  {', '.join(parts)} (-v shows each)", "yellow")
 
 
 def _lines(failure: FailureView, now: float, *, verbose: bool) -> Iterator[Text]:
@@ -199,11 +199,11 @@ def _lines(failure: FailureView, now: float, *, verbose: bool) -> Iterator[Text]
 
 
 LONGEST_WHY = 300
-"""Characters of a reason in the table; `--json` has all that was written down."""
+"""The longest reason in the table; `--json` has the whole text."""
 
 
 def print_runs_json(runs: Sequence[ListedRun]) -> None:
-    """Print a list with one object a run."""
+    """Print one JSON object for each run."""
     json.dump([_as_json(run) for run in runs], sys.stdout, indent=2)
     sys.stdout.write("\n")
 
@@ -227,7 +227,7 @@ def _as_json(run: ListedRun) -> dict[str, Any]:
 
 
 def print_runs(job: str, runs: Sequence[ListedRun]) -> None:
-    """Print the runs, and below the table why those ended that did not end by themselves."""
+    """Print the runs, and below the table why runs ended unexpectedly."""
     console = table_console()
     if not runs:
         console.print(f"job {job} has no record of a run", highlight=False)

@@ -1,4 +1,4 @@
-"""The Typer application: its commands, its global options, and how it ends. Driver."""
+"""The Typer application: its commands, its global options, its error messages and exit codes. Driver."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ app = typer.Typer(
     help="Flink's fault tolerance for Spark Structured Streaming.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its boxes show a type behind every option, also <bool> behind one that takes no value
+    rich_markup_mode=None,  # its boxes show a type after every option, even <bool> after a flag
 )
 COMMANDS = (
-    ("list", job_commands.list_jobs, "List all jobs in storages, and how they are."),
-    ("status", job_commands.status, "Show one job on one screen; exit code 3 if it needs somebody."),
+    ("list", job_commands.list_jobs, "List all jobs in storages, with their state."),
+    ("status", job_commands.status, "Show one job on one screen; exit code 3 if it needs attention."),
     ("watch", job_commands.watch, "Watch jobs live in the terminal."),
     ("checkpoints", job_commands.checkpoints, "List the checkpoints of a job."),
     ("failures", job_commands.failures, "List the failures of a job and what they cost."),
     ("runs", job_commands.runs, "List the runs of a job, how they ended and why."),
     ("run", run_commands.run, "Run the job that a Python file defines."),
     ("keep-alive", run_commands.keep_program_alive, "Start a program again when it dies."),
-    ("guarantee", run_commands.guarantee, "Print what the job in a Python file promises."),
-    ("trigger", request_commands.trigger, "Let a running job complete a checkpoint now."),
+    ("guarantee", run_commands.guarantee, "Print the guarantee of the job in a Python file."),
+    ("trigger", request_commands.trigger, "Make a running job complete a checkpoint now."),
     ("savepoint", request_commands.savepoint, "Make a savepoint of a job, running or not."),
-    ("stop", request_commands.stop, "Stop a running job in good order."),
+    ("stop", request_commands.stop, "Stop a running job cleanly."),
     ("cancel", request_commands.cancel, "End a running job now, without a last checkpoint."),
-    ("inspect", job_commands.inspect, "Show what is in a savepoint, or in a job's newest checkpoint."),
+    ("inspect", job_commands.inspect, "Show the contents of a savepoint, or of a job's newest checkpoint."),
     ("diff", job_commands.diff, "Compare two savepoints: which keys appeared, changed and went."),
     ("dashboard", dashboard, "Show all jobs in storages in a browser."),
-    ("demo", run_commands.demo, "Kill a job's driver, and compare its counts with the truth."),
+    ("demo", run_commands.demo, "Kill a job's driver, and compare its counts with the expected ones."),
 )
 for _name, _command, _short_help in COMMANDS:
     app.command(_name, short_help=_short_help)(_command)
@@ -48,7 +48,7 @@ _log = logging.getLogger("penstock.cli")
 
 
 class _Debug:
-    """Whether tracebacks are wanted; set before any command runs."""
+    """Whether to show tracebacks; set before a command runs."""
 
     on = False
 
@@ -62,12 +62,12 @@ def main() -> None:
     except Exception as error:
         if _Debug.on:
             raise
-        _say(error)
+        _report(error)
         sys.exit(exit_code_of(error))
 
 
-def _say(error: Exception) -> None:
-    """On standard error: as a line of the log where that is to be JSON."""
+def _report(error: Exception) -> None:
+    """Write to standard error; as a log record if the log is JSON."""
     text = "\n".join([_explanation(error), *getattr(error, "__notes__", ())])
     if is_json():
         _log.error("%s", text, exc_info=error)
@@ -103,10 +103,10 @@ def _options(
             help="Show the version.",
         ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything, show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything and show tracebacks.")] = False,
     log: Annotated[
         LogForm | None,
-        typer.Option("--log", help="How the log is written; by default as PENSTOCK_LOG says, or as text."),
+        typer.Option("--log", help="The format of the log; default: PENSTOCK_LOG, or text."),
     ] = None,
 ) -> None:
     del version

@@ -1,8 +1,7 @@
-"""`penstock trigger`, `savepoint`, `stop` and `cancel`: requests to a running job. Driver.
+"""`penstock trigger`, `savepoint`, `stop` and `cancel`: requests to a running job. Driver; no Spark.
 
-Sends a request to a running job and shows its progress while the command waits. Driver; no Spark.
-
-The progress comes from the job's live status. On a terminal it is one line that is redrawn; elsewhere each step is printed once.
+A command shows the progress of its request while it waits: on a terminal as one line, elsewhere as one line for each step. The progress
+comes from the job's live status.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from penstock.storage import LocalStorage, Storage, open_storage
 def trigger(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
-    """Let a running job complete a checkpoint of all that it has processed by now. Prints its number."""
+    """Make a running job complete a checkpoint of everything processed so far. Prints its number."""
     from penstock.cli.console import print_json
     from penstock.cli.job_arguments import open_job
 
@@ -57,21 +56,21 @@ def savepoint(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="DIR", help="The folder for it; by default a new one in STORAGE/JOB-savepoints."
+            "--to",
+            metavar="DIR",
+            help="The folder of the savepoint; default: a new one in STORAGE/JOB-savepoints.",
         ),
     ] = None,
     checkpoint: Annotated[
         int | None,
-        typer.Option(
-            "--checkpoint", metavar="N", help="Of this retained checkpoint, not of all there is now."
-        ),
+        typer.Option("--checkpoint", metavar="N", help="Use this retained checkpoint instead of a new one."),
     ] = None,
     timeout: Patience = "10min",
     as_json: AsJson = False,
 ) -> None:
-    """Make a savepoint of a job. One that runs goes on meanwhile; of one that does not, the newest checkpoint is taken.
+    """Make a savepoint of a job. A running job keeps running; for any other, the newest checkpoint is used.
 
-    Prints the folder that it is in.
+    Prints the folder of the savepoint.
     """
     from penstock.cli.console import print_json
     from penstock.cli.job_arguments import open_job
@@ -92,23 +91,25 @@ def stop(
     *,
     savepoint: Annotated[
         str | None,
-        typer.Option("--savepoint", metavar="DIR", help="Make a savepoint in this folder before it ends."),
+        typer.Option(
+            "--savepoint", metavar="DIR", help="Make a savepoint in this folder before the job ends."
+        ),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Close all windows and fire all timers by event time before.")
+        bool, typer.Option("--drain", help="Close all windows and fire all event-time timers first.")
     ] = False,
     timeout: Patience = "10min",
     as_json: AsJson = False,
 ) -> None:
-    """Stop a running job: the batch that runs ends, a last checkpoint is completed and committed, and the process ends with code 0.
+    """Stop a running job: it finishes its batch, completes and commits a last checkpoint, and its process ends with code 0.
 
-    Prints the folder of the savepoint, if one was wanted.
+    Prints the folder of the savepoint, if you asked for one.
     """
     from penstock.cli.console import print_json
     from penstock.cli.job_arguments import open_job
 
-    wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
-    ended = ask(open_job(storage, job), Kind.STOP, timeout, **wish)
+    options = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
+    ended = ask(open_job(storage, job), Kind.STOP, timeout, **options)
     typer.echo(how_it_ended(ended), err=True)
     if as_json:
         print_json(ended)
@@ -119,7 +120,7 @@ def stop(
 def cancel(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
-    """End a running job without a last checkpoint. What it keeps is decided by its `checkpoint.on_cancel`."""
+    """End a running job without a last checkpoint. Its setting `checkpoint.on_cancel` decides what it keeps."""
     from penstock.cli.console import print_json
     from penstock.cli.job_arguments import open_job
 
@@ -133,49 +134,49 @@ LOOK_S = 1.0
 
 
 class RequestProgress:
-    """Of one request. To be closed."""
+    """Shows the progress of one request until it is closed."""
 
     def __init__(self, storage: Storage, line: Line | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._storage = storage
         self._line = line
         self._clock = clock
         self._next_s = clock.monotonic() + LOOK_S
-        self._said = ""
+        self._last_step = ""
 
     def tell(self, text: str) -> None:
-        """Something that happened: it stays."""
+        """Print an event; it stays on the terminal."""
         self.close()
         typer.echo(visible(text), err=True)
 
     def look(self, asked: RunId) -> None:
-        """To be called while somebody waits."""
+        """Show what the job is doing. Call it while waiting."""
         if self._clock.monotonic() < self._next_s:
             return
         self._next_s = self._clock.monotonic() + LOOK_S
         doing = self._doing(asked)
         if self._line is not None:
             self._line.draw(in_brief(doing, self._line.columns)) if doing else self._line.erase()
-        elif doing.partition(":")[0] != self._said:
-            self._said = doing.partition(":")[0]
+        elif doing.partition(":")[0] != self._last_step:
+            self._last_step = doing.partition(":")[0]
             if doing:
                 typer.echo(in_brief(doing, 200), err=True)
 
     def _doing(self, asked: RunId) -> str:
-        """Of the run that owns the job now: it may be the next one that goes on with the request."""
+        """What the newest run is doing: after a restart, the next run continues the request."""
         try:
             live = read_live(self._storage, max(asked, newest_run(self._storage)))
-        except PenstockError:  # whether storage answers is told by whoever waits for the answer
+        except PenstockError:  # `RequestClient` reports a storage that does not answer
             return ""
         return "" if live is None else live.doing
 
     def close(self) -> None:
-        """Leave nothing behind on the terminal."""
+        """Erase the progress line from the terminal."""
         if self._line is not None:
             self._line.erase()
 
 
 def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
-    """Ask the run that owns the job, and wait; progress is told on standard error. A folder that it would refuse is refused here."""
+    """Send a request to the run that owns the job and wait; show progress on standard error. Refuses an invalid folder at once."""
     to = options.get("to")
     check_folder(storage, to if isinstance(to, str) else None)
     with closing(RequestProgress(storage, terminal_line())) as shown, _exit_on_signals():
@@ -206,7 +207,7 @@ def _exit_on_signals() -> Iterator[None]:
 
 
 def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: str) -> Facts:
-    """A savepoint: asked of the run that owns the job, or made here of a retained checkpoint when none is alive, or one is chosen."""
+    """Make a savepoint: through the run that owns the job, or here if no run is alive or a retained checkpoint was chosen."""
     place = folder(to)
     if checkpoint is None and living_run(storage, SYSTEM_CLOCK.wall()) is not None:
         return ask(storage, Kind.SAVEPOINT, timeout, to=place)
@@ -225,7 +226,7 @@ def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: s
 
 
 def folder(to: str | None) -> str | None:
-    """A path as the driver can open it, wherever it was started."""
+    """The absolute path, since the driver may run in another folder."""
     if to is None:
         return None
     opened = open_storage(to)
@@ -233,13 +234,13 @@ def folder(to: str | None) -> str | None:
 
 
 def how_it_ended(facts: Facts) -> str:
-    """A line about the end of the job."""
+    """Describe the end of the job in one line."""
     newest = (
         f"its newest checkpoint is {facts['checkpoint']}"
         if facts["checkpoint"] >= 0
         else "it has no checkpoint"
     )
     failing = (
-        f"; it was failing, and has no last checkpoint: {facts['failing']}" if "failing" in facts else ""
+        f"; it was failing and made no last checkpoint: {facts['failing']}" if "failing" in facts else ""
     )
     return f"{facts['status']}; {newest}{failing}"

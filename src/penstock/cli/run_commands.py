@@ -1,4 +1,4 @@
-"""`penstock run`, `keep-alive`, `guarantee` and `demo`. Their implementations are imported when they are called. Driver."""
+"""`penstock run`, `keep-alive`, `guarantee`, `demo` and `dashboard`. They import their implementations when they are called. Driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dashboard(
         typer.Option(
             "--ui",
             metavar="HOST:PORT",
-            help="Where to listen; by default on 127.0.0.1, the first free port from 8090 on.",
+            help="The address to listen on; default: 127.0.0.1 and the first free port from 8090 on.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def dashboard(
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help=f"A file with the token that is asked for; or set {TOKEN_VARIABLE}. By default, on loopback, one is made and printed.",
+            help=f"A file with the token for the pages; or set {TOKEN_VARIABLE}. On loopback, a token is generated and printed by default.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +53,7 @@ def dashboard(
         typer.Option(
             "--name",
             metavar="NAME",
-            help="A name by which people reach it, such as that of a proxy; once for each.",
+            help="A host name of this server, such as that of a proxy; repeatable.",
         ),
     ] = None,
     savepoints: Annotated[
@@ -61,19 +61,17 @@ def dashboard(
         typer.Option(
             "--savepoints",
             metavar="FOLDER",
-            help="A folder below which savepoints may be made and deleted from here, besides the one beside each job; once for each.",
+            help="Allow making and deleting savepoints below this folder, besides the folder of each job's savepoints; repeatable.",
         ),
     ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Show jobs, and let nobody stop them from here.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show jobs without actions.")] = False,
 ) -> None:
-    """Show all jobs in some storages in a browser: those that run, that are dead, and that have ended. Prints its address.
+    """Show all jobs in storages in a browser: running, dead and finished ones. Prints its address.
 
-    It reads storage and starts no Spark. Ctrl-C ends it; no job takes notice.
+    It reads storage and starts no Spark. Ctrl-C ends it; the jobs are not affected.
     """
-    from penstock.dashboard.serving import serve
     from penstock.dashboard.ui_options import UiOptions
+    from penstock.dashboard.web_server import serve
 
     token = token_of(token_file)
     options = UiOptions.checked(
@@ -86,29 +84,27 @@ def dashboard(
     for place in storages:
         _look_at(place)
 
-    def told(address: str) -> None:
+    def announce(address: str) -> None:
         typer.echo(address)
-        whom = "it asks for the token" if token else "only this address, with its token, is let in"
-        typer.echo(f"{whom}{', and it only shows' if read_only else ''}; Ctrl-C ends it", err=True)
+        access = "the pages ask for the token" if token else "open this address: it contains the token"
+        typer.echo(f"{access}{'; read-only' if read_only else ''}; Ctrl-C ends the server", err=True)
 
-    serve([str(place) for place in storages], options, told)
+    serve([str(place) for place in storages], options, announce)
 
 
 def _look_at(place: str) -> None:
-    """Refuse what can be no storage; say where nothing is. A server may be up before the first job makes the folder."""
+    """Refuse an invalid storage; warn about an empty one. The server may start before the first job creates the folder."""
     from penstock.cli.job_arguments import is_missing
 
     opened = open_storage(place)
     if is_missing(opened):
-        typer.echo(
-            f"the folder {opened.uri} does not exist yet; a job that is started there shows up", err=True
-        )
+        typer.echo(f"the folder {opened.uri} does not exist yet; jobs appear when they start there", err=True)
     elif not opened.folders():
-        typer.echo(f"there is no job in {opened.uri} yet; one that is started there shows up", err=True)
+        typer.echo(f"there is no job in {opened.uri} yet; jobs appear when they start there", err=True)
 
 
 def token_of(file: Path | None, option: str = "--token-file") -> str | None:
-    """From a file or from the environment, never from the command line: everybody on the machine sees that."""
+    """The token from a file or the environment; never from the command line, which every user of the machine can see."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
@@ -116,19 +112,19 @@ def token_of(file: Path | None, option: str = "--token-file") -> str | None:
         is_open = file.stat().st_mode & _OTHERS
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{option} {file} cannot be read: {error}; nothing was started; write a token into it, such as `openssl rand -hex 24` "
-            "gives",
+            f"{option} {file} cannot be read: {error}; nothing was started; write a token into it, for example with "
+            "`openssl rand -hex 24`",
             file=str(file),
         ) from error
     if is_open:
         typer.echo(
-            f"others on this machine can read {file}, and so use the token: chmod 600 {file}", err=True
+            f"other users of this machine can read the token in {file}; run chmod 600 {file}", err=True
         )
     return token
 
 
 class ModeName(enum.StrEnum):
-    """The modes as words of the command line."""
+    """The values of `penstock demo --mode`."""
 
     EXACTLY_ONCE = Mode.EXACTLY_ONCE.value
     AT_LEAST_ONCE = Mode.AT_LEAST_ONCE.value
@@ -137,7 +133,11 @@ class ModeName(enum.StrEnum):
 
 OwnArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ARGS", help="What the file sees as sys.argv[1:], behind --.", show_default=False),
+    typer.Argument(
+        metavar="ARGS",
+        help="Arguments for the file itself, after --; it sees them as sys.argv[1:].",
+        show_default=False,
+    ),
 ]
 
 
@@ -147,12 +147,12 @@ def run(
     *,
     job: JobVariable = None,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="End when the input known now is done.")
+        bool, typer.Option("--available-now", help="Process the input available now, then end.")
     ] = False,
     restore: Annotated[
         int | None,
         typer.Option(
-            "--restore", metavar="N", help="Go on from this retained checkpoint, not from the newest."
+            "--restore", metavar="N", help="Restore this retained checkpoint instead of the newest."
         ),
     ] = None,
     takeover: Annotated[
@@ -163,7 +163,7 @@ def run(
         typer.Option(
             "--drop-state",
             metavar="UID[.STATE]",
-            help="An operator, or one of its states, of which what is stored may be lost; once for each.",
+            help="An operator, or one of its states, whose stored state may be dropped; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +172,7 @@ def run(
         typer.Option(
             "--drop-source",
             metavar="UID",
-            help="A source that the job no longer has; its position may be lost.",
+            help="A source that the job no longer has; its position may be dropped.",
             show_default=False,
         ),
     ] = None,
@@ -181,7 +181,7 @@ def run(
         typer.Option(
             "--rename",
             metavar="OLD=NEW",
-            help="A uid that has become another; once for each.",
+            help="A uid that was renamed; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -190,7 +190,7 @@ def run(
         typer.Option(
             "--position",
             metavar="UID=WHERE",
-            help="Where a source goes on: start, latest, or a position in JSON. Done once.",
+            help="Where a source continues: start, latest, or a position in JSON. Applied once.",
             show_default=False,
         ),
     ] = None,
@@ -198,7 +198,7 @@ def run(
         bool,
         typer.Option(
             "--drain",
-            help="With --available-now: then close all windows and fire all timers by event time.",
+            help="With --available-now: close all windows and fire all event-time timers at the end.",
         ),
     ] = False,
     savepoint: Annotated[
@@ -206,19 +206,20 @@ def run(
         typer.Option(
             "--savepoint",
             metavar="DIR",
-            help="Begin with this savepoint; a job that has begun with it goes on.",
+            help="Start from this savepoint; a job that already started from it continues.",
             show_default=False,
         ),
     ] = None,
     claim: Annotated[
-        bool, typer.Option("--claim", help="With --savepoint: it becomes the job's own, and is deleted.")
+        bool,
+        typer.Option("--claim", help="With --savepoint: the job takes ownership of it and deletes it later."),
     ] = False,
     ui: Annotated[
         str | None,
         typer.Option(
             "--ui",
             metavar="ADDRESS",
-            help="Show the job's pages there, such as 127.0.0.1:8090; auto: at the first free port from 8090 on.",
+            help="Serve the job's pages at this address, such as 127.0.0.1:8090; auto: the first free port from 8090 on.",
             show_default=False,
         ),
     ] = None,
@@ -227,19 +228,21 @@ def run(
         typer.Option(
             "--ui-token-file",
             metavar="FILE",
-            help=f"A file with the token that is asked for there; or set {TOKEN_VARIABLE}.",
+            help=f"A file with the token for these pages; or set {TOKEN_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
-    ui_read_only: Annotated[bool, typer.Option("--ui-read-only", help="Nobody acts there.")] = False,
+    ui_read_only: Annotated[
+        bool, typer.Option("--ui-read-only", help="Show the pages without actions.")
+    ] = False,
     keep_alive: Annotated[
-        bool, typer.Option("--keep-alive", help="Start it again when its process or Spark dies.")
+        bool, typer.Option("--keep-alive", help="Restart the job when its process or Spark dies.")
     ] = False,
     restart: RestartOption = None,
 ) -> None:
-    """Run the job that a Python file defines, from its newest checkpoint on.
+    """Run the job that a Python file defines, starting from its newest checkpoint.
 
-    Ctrl-C or SIGTERM stops it with a last checkpoint (exit code 0). Once more ends it now, without (exit code 130 or 143).
+    Ctrl-C or SIGTERM stops it with a last checkpoint (exit code 0). A second one ends it now, without (exit code 130 or 143).
     """
     from penstock.cli.job_file import run_file
 
@@ -280,9 +283,9 @@ def keep_program_alive(
     *,
     restart: RestartOption = None,
 ) -> None:
-    """Run a program that runs a job with `job.run()`, and start it again when it or Spark dies, as `run --keep-alive` does.
+    """Run a program that calls `job.run()`, and restart it when it or Spark dies, as `run --keep-alive` does.
 
-    Ctrl-C and SIGTERM are passed on. The exit code is that of the program.
+    Ctrl-C and SIGTERM reach the program. The exit code is that of the program.
     """
     from penstock.cli.job_file import keep_alive
 
@@ -290,10 +293,10 @@ def keep_program_alive(
 
 
 def own_arguments(command: str, given: list[str] | None) -> tuple[str, ...]:
-    """What is for the file. Without -- before it a word is more likely an option that lost its dashes."""
+    """The arguments for the file. They must follow --: a word without it is probably an option that lost its dashes."""
     if given and "--" not in sys.argv:
         raise ConfigError(
-            f"{given[0]!r} is no option; write -- before what is for the file itself: penstock {command} FILE -- {' '.join(given)}",
+            f"{given[0]!r} is not an option; write -- before the arguments of the file: penstock {command} FILE -- {' '.join(given)}",
             argument=given[0],
         )
     return tuple(given or ())
@@ -309,15 +312,15 @@ def _pair(option: str, form: str, text: str) -> tuple[str, str]:
 def guarantee(
     file: JobFile, arguments: OwnArguments = None, *, job: JobVariable = None, as_json: AsJson = False
 ) -> None:
-    """Print what the job in a Python file promises from end to end, and what limits it.
+    """Print the end-to-end guarantee of the job in a Python file, and what limits it.
 
-    It runs the file, and starts Spark to look at the sources; it reads none of them and starts no job.
+    This runs the file and starts Spark to inspect the sources; it reads no rows and starts no job.
     """
     from penstock.cli.console import print_json
     from penstock.cli.job_file import as_its_own_program, ended_by_ctrl_c, load_job
 
-    if file.is_file() and sys.stderr.isatty():  # somebody waits
-        typer.echo(f"running {file.name} up to its job; that takes Spark, some seconds", err=True)
+    if file.is_file() and sys.stderr.isatty():  # a person waits
+        typer.echo(f"running {file.name} up to its job; starting Spark takes some seconds", err=True)
     with ended_by_ctrl_c(), as_its_own_program(file, own_arguments("guarantee", arguments)):
         found = load_job(file, job).guarantee()
     if as_json:
@@ -336,17 +339,17 @@ def guarantee(
 
 def demo(
     *,
-    mode: Annotated[ModeName, typer.Option(help="The promise to try.")] = ModeName.EXACTLY_ONCE,
-    events: Annotated[int, typer.Option(help="How many page views.")] = 1_000_000,
-    partitions: Annotated[int, typer.Option(help="Partitions of the log they are in.")] = 4,
-    apps: Annotated[int, typer.Option(help="Different apps to count by.")] = 20,
+    mode: Annotated[ModeName, typer.Option(help="The guarantee to test.")] = ModeName.EXACTLY_ONCE,
+    events: Annotated[int, typer.Option(help="The number of page views.")] = 1_000_000,
+    partitions: Annotated[int, typer.Option(help="The partitions of the input log.")] = 4,
+    apps: Annotated[int, typer.Option(help="The number of different apps.")] = 20,
     folder: Annotated[
-        Path, typer.Option("--dir", help="Where everything is kept; emptied at the start.")
+        Path, typer.Option("--dir", help="The folder for all files; emptied at the start.")
     ] = Path(".demo"),
-    kills: Annotated[int, typer.Option(help="How often the driver is killed with SIGKILL.")] = 2,
-    batches: Annotated[int, typer.Option(help="Into how many batches the input is cut.")] = 16,
+    kills: Annotated[int, typer.Option(help="How often to kill the driver with SIGKILL.")] = 2,
+    batches: Annotated[int, typer.Option(help="The number of batches of the input.")] = 16,
 ) -> None:
-    """Count page views while the driver is killed in the worst moments, and compare every count with the truth."""
+    """Count page views while the driver is killed at the worst moments, and compare every count with the expected one."""
     from penstock.cli.console import plain_console
     from penstock.demo.run import run_demo
     from penstock.demo.settings import DemoSettings

@@ -31,7 +31,7 @@ from penstock.wording import event_moment, size
 
 
 def contents_at(path: str, job: str | None = None) -> Contents:
-    """What is in the savepoint at a path, or in the newest checkpoint of the job whose folder, or storage and name, it is."""
+    """The contents of a savepoint, or of the newest checkpoint of a job given by its folder, or by storage and name."""
     if job is not None:
         return newest_contents(open_job(path, job))
     return newest_contents(open_storage(path)) if is_job(path) else savepoint_contents(path)
@@ -39,7 +39,7 @@ def contents_at(path: str, job: str | None = None) -> Contents:
 
 @contextmanager
 def readable_at(path: str) -> Iterator[Contents]:
-    """The same for those who read rows: inside the block nothing of it is deleted."""
+    """Contents whose rows can be read: nothing of it is deleted inside the block."""
     if is_job(path):
         with held_checkpoint(open_storage(path)) as contents:
             yield contents
@@ -51,13 +51,13 @@ def readable_at(path: str) -> Iterator[Contents]:
 
 
 def print_contents_json(contents: Contents) -> None:
-    """Print one object; units are in the names."""
+    """Print the contents as one JSON object; the names contain the units."""
     json.dump(as_json(contents), sys.stdout, indent=2, default=str)
     sys.stdout.write("\n")
 
 
 def as_json(contents: Contents) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The JSON of `penstock inspect`."""
     return {
         "what": contents.what,
         "uri": contents.uri,
@@ -108,7 +108,7 @@ def _iso(at: datetime | None) -> str | None:
 
 
 def print_contents(contents: Contents) -> None:
-    """Print what it is, then a table of sources and one of states."""
+    """Print a summary, a table of sources and a table of states."""
     console = table_console()
     console.print(str(contents), soft_wrap=True, highlight=False)
     shared_out = f"parallelism {contents.parallelism} of at most {contents.max_parallelism}"
@@ -126,7 +126,7 @@ def print_contents(contents: Contents) -> None:
 def _sources(contents: Contents) -> Table:
     table = Table(title="sources", title_justify="left", title_style="bold")
     table.add_column("source", no_wrap=True)
-    table.add_column("reading goes on at", overflow="fold")
+    table.add_column("position", overflow="fold")
     table.add_column("event time (UTC)", no_wrap=True)
     for uid, at in contents.positions.items():
         table.add_row(uid, json.dumps(at, default=str), moment(contents.source_watermarks.get(uid)))
@@ -144,20 +144,20 @@ def _states(contents: Contents) -> Table:
     for uid, operator in contents.operators.items():
         reached = moment(contents.watermarks.get(uid))
         keys = _rows(operator.tables.get(VALUES)) if ROW in operator.views else ""
-        table.add_row(uid, "", "", "by " + _said(operator.key), keys, size(operator.size), reached)
+        table.add_row(uid, "", "", "by " + _column_list(operator.key), keys, size(operator.size), reached)
         for view in operator.views.values():
             if view.name != ROW:
                 beyond = {name: kind for name, kind in _columns(view).items() if name not in operator.key}
-                table.add_row("", view.name, view.kind, _said(beyond), *_amounts(operator, view), "")
+                table.add_row("", view.name, view.kind, _column_list(beyond), *_amounts(operator, view), "")
     return table
 
 
-def _said(columns: dict[str, str]) -> str:
+def _column_list(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 def _amounts(operator: OperatorContents, view: View) -> tuple[str, str]:
-    """Rows and bytes of a table; states that share the row of the key have none of their own."""
+    """Rows and bytes of a table; empty for states that share the row of the key."""
     table = operator.tables[view.table.name]
     if view.without_null or table.size is None:
         return "", ""
@@ -169,7 +169,7 @@ def _rows(table: TableContents | None) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """As tables show it."""
+    """Event time for a table; '' if unknown."""
     return "" if at is None else event_moment(at)
 
 
@@ -179,13 +179,13 @@ _MOST_BYTES = 24
 
 
 def differing(before: str, after: str, *, examples: int) -> Difference:
-    """Compare what is at two paths."""
+    """Compare the state at two paths."""
     with readable_at(before) as one, readable_at(after) as other, show_progress():
         return compare(one, other, examples=examples)
 
 
 def print_difference_json(difference: Difference) -> None:
-    """Print one object."""
+    """Print the difference as one JSON object."""
     found = {
         "same": difference.is_same,
         "positions": {uid: {"before": a, "after": b} for uid, (a, b) in difference.positions.items()},
@@ -209,7 +209,7 @@ def _as_json(state: StateDifference) -> dict[str, Any]:
 
 
 def _text(value: object) -> object:
-    """What JSON does not have."""
+    """Encode values for which JSON has no type."""
     if isinstance(value, datetime):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes) else str(value)
@@ -227,8 +227,8 @@ def print_difference(difference: Difference) -> None:
     console.print(_overview(difference))
     for state in difference.states:
         if state.refused:
-            said = f"{state.operator} {state.state} cannot be compared: {state.refused}"
-            console.print(said, style="red", soft_wrap=True, highlight=False)
+            reason = f"{state.operator} {state.state} cannot be compared: {state.refused}"
+            console.print(reason, style="red", soft_wrap=True, highlight=False)
         for what, mark in _MARKS.items():
             for row in state.examples[what]:
                 line = f"{mark} {state.operator} {state.state}: {_row(row)}"
@@ -254,11 +254,11 @@ def _overview(difference: Difference) -> Table:
 
 def _row(row: dict[str, Any]) -> str:
     key = {name: value for name, value in row.items() if name not in ("before", "after")}
-    said = ", ".join(f"{name}={_value(value)}" for name, value in key.items())
+    text = ", ".join(f"{name}={_value(value)}" for name, value in key.items())
     if "before" not in row:
-        return said
+        return text
     before, after = ((", ".join(map(_value, row[side].values()))) for side in ("before", "after"))
-    return f"{said}: {before} -> {after}"
+    return f"{text}: {before} -> {after}"
 
 
 def _value(value: object) -> str:

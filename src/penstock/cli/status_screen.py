@@ -21,11 +21,11 @@ from penstock.status.view import CaughtUp, JobState, JobView, is_caught_up, sour
 from penstock.wording import counted, duration, size
 
 Line = tuple[str, PlanNode, bool]
-"""The branches before a node, the node, and whether it stands here for the first time."""
+"""The branches to draw before a node, the node, and whether this is its first line."""
 
 
 def lines(plan: Plan) -> Iterator[Line]:
-    """Depth first. A node with several inputs stands below each of them, with what comes behind it only below the first."""
+    """The graph depth first. A node with several inputs appears below each; its own outputs appear only below the first."""
     below: dict[str, list[PlanNode]] = {node.uid: [] for node in plan.nodes}
     for node in plan.nodes:
         for uid in node.inputs:
@@ -44,13 +44,13 @@ def lines(plan: Plan) -> Iterator[Line]:
     for root in plan.nodes:
         if not root.inputs:
             yield from walk(root, "", "")
-    for node in plan.nodes:  # of a plan that has a circle, or an input that it does not name
+    for node in plan.nodes:  # a plan with a cycle, or with an unknown input
         if node.uid not in seen:
             yield from walk(node, "", "")
 
 
 def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wide: bool = True) -> Table:
-    """One line a node. `spark`: how its rows a second went, as a picture. `wide`: there is room for all columns."""
+    """One line for each node. `spark`: the sparkline of its rate. `wide`: there is room for all columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=TIGHT)
     table.add_column("from sources to sinks", no_wrap=True, overflow="ellipsis", min_width=16)
     table.add_column("rows/s", justify="right", no_wrap=True)
@@ -71,7 +71,7 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
             f"{doing.rows_per_s:,.0f}" if known and doing and view.is_up else "",
             *([spark(node.uid) if first else ""] if spark is not None else []),
             *([f"{doing.rows:,}" if known and doing else ""] if wide else []),
-            _said(doing, node, view) if known and doing else "",
+            _activity(doing, node, view) if known and doing else "",
         )
     return table
 
@@ -81,7 +81,7 @@ def _doing(live: Progress, node: PlanNode) -> SourceLive | OperatorLive | SinkLi
     return of_kind.get(node.kind, {}).get(node.uid)  # type: ignore[attr-defined, no-any-return]
 
 
-def _said(doing: SourceLive | OperatorLive | SinkLive, node: PlanNode, view: JobView) -> Text:
+def _activity(doing: SourceLive | OperatorLive | SinkLive, node: PlanNode, view: JobView) -> Text:
     now = view.now if view.state.is_alive or view.live is None else view.live.at
     match doing:
         case SourceLive():
@@ -96,7 +96,7 @@ def _said(doing: SourceLive | OperatorLive | SinkLive, node: PlanNode, view: Job
 
 
 def _unknown(what: str) -> list[str | Text]:
-    return [Text(f"{what}: not known", "dim")]
+    return [Text(f"{what}: unknown", "dim")]
 
 
 def _of_source(source: SourceLive, view: JobView) -> list[str | Text]:
@@ -109,7 +109,7 @@ def _of_source(source: SourceLive, view: JobView) -> list[str | Text]:
 
 
 def _as_of(view: JobView) -> str:
-    """Of what the last batch has said, where its run is over: when that was."""
+    """If the run is over: the time of its last batch, from which the numbers are."""
     at = 0.0 if view.is_up or view.live is None else view.live.batch_at
     return f" at {time_of_day(at)}" if at else ""
 
@@ -143,22 +143,22 @@ def _of_sink(sink: SinkLive, now: float) -> list[str | Text]:
     return parts
 
 
-NEEDS_SOMEBODY = 3
+NEEDS_ATTENTION = 3
 NOT_SEEN = 2
 LONGEST_NEED = 400
 SHOWN_OF_HISTORY = 20
-"""Checkpoints, failures and events in the JSON: the rest is in `penstock checkpoints` and `failures`."""
+"""The checkpoints, failures and events in the JSON; `penstock checkpoints` and `failures` have the rest."""
 
 
 def exit_code(view: JobView) -> int:
-    """0: well, on its way back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody, see `view.needs`."""
+    """0: the job is healthy, recovers by itself, or ended on request. 2: its state is unknown. 3: it needs attention."""
     if view.state is JobState.UNREADABLE:
         return NOT_SEEN
-    return NEEDS_SOMEBODY if needs_attention(view) else 0
+    return NEEDS_ATTENTION if needs_attention(view) else 0
 
 
 def status_json(view: JobView) -> dict[str, Any]:
-    """The view, as the pages' JSON has it, of the history only the newest; and what follows from it."""
+    """The view as in the JSON of its page, with only the newest history, and conclusions from it."""
     brief = msgspec.structs.replace(
         view,
         checkpoints=view.checkpoints[:SHOWN_OF_HISTORY],
@@ -180,7 +180,7 @@ def status_json(view: JobView) -> dict[str, Any]:
 
 
 def screen(view: JobView) -> RenderableType:
-    """What a person wants to know in five seconds, then the graph."""
+    """The most important facts, then the graph."""
     parts: list[RenderableType] = [heading(view), *needs_lines(view), Text(), facts(view)]
     if view.plan is not None:
         parts += [Text(), graph_table(view)]
@@ -188,7 +188,7 @@ def screen(view: JobView) -> RenderableType:
 
 
 def heading(view: JobView) -> Text:
-    """Name, state, how long, where."""
+    """The name and state of the job, for how long, and where it runs."""
     live, style = view.live, STATE_STYLES.get(view.state, "")
     text = Text.assemble((view.name, "bold"), "  ", (view.state.value, style))
     if view.since:
@@ -208,7 +208,7 @@ def _since(view: JobView) -> str:
 
 
 def needs_lines(view: JobView, before: str = "") -> Iterator[RenderableType]:
-    """What is not as it should be, and what to do."""
+    """The problems of a job, each with advice."""
     for one in problems(view):
         mark, style = ("NEEDS ATTENTION ", "bold red") if one.urgent else ("WARNING ", "yellow")
         yield Text.assemble((mark, style), (before, "bold"), in_brief(one.text, LONGEST_NEED))
@@ -216,12 +216,12 @@ def needs_lines(view: JobView, before: str = "") -> Iterator[RenderableType]:
 
 
 def problems(view: JobView) -> list[Concern]:
-    """What is wrong, without what only informs."""
+    """The concerns that are problems, without those that only inform."""
     return [one for one in concerns(view) if one.tone is not Tone.QUIET]
 
 
 def facts(view: JobView) -> Table:
-    """A line each."""
+    """The facts about a job, one line each."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
@@ -238,20 +238,20 @@ def _facts(view: JobView) -> Iterator[tuple[str, Text]]:
     yield "last failure", _last_failure(view)
     if view.plan is not None:
         limited = f", limited by {view.plan.limited_by}" if view.plan.limited_by else ""
-        yield "promises", Text(f"{view.plan.guarantee}{limited}")
+        yield "guarantee", Text(f"{view.plan.guarantee}{limited}")
     if ui(view):
         yield "pages", Text(ui(view))
     if view.savepoints:
         yield "savepoint", Text(view.savepoints[0])
-    yield "seen", Text(f"{moment(view.now)} UTC{_last_word(view)}", "dim")
+    yield "as of", Text(f"{moment(view.now)} UTC{_last_word(view)}", "dim")
     yield "id", Text(view.id, "dim")
 
 
 def _last_word(view: JobView) -> str:
-    """Numbers of a job that runs are those that it wrote last."""
+    """When a running job last wrote its status."""
     if view.live is None or not view.state.is_alive:
         return ""
-    return f"; the job itself wrote this {ago(view.now - view.live.at)}"
+    return f"; the job wrote its status {ago(view.now - view.live.at)}"
 
 
 def _checkpoint(view: JobView) -> Text:
@@ -293,6 +293,6 @@ def _input(view: JobView) -> Text:
 
 def _last_failure(view: JobView) -> Text:
     if not view.failures:
-        return Text("none that is known", "green")
+        return Text("none known", "green")
     last = view.failures[0]
     return Text(f"{ago(view.now - last.at)}, in run {last.run}: {what_happened(last, 160)}; {cost(last)}")

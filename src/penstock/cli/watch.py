@@ -1,4 +1,4 @@
-"""The screens of `penstock watch`, and the changes between two looks as lines. Driver; no Spark."""
+"""`penstock watch`: live status on the whole terminal. Without a terminal it prints one line for every change. Driver; no Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import Remembered, about, in_brief, moment, plain_console, time_of_day, visible
+from penstock.cli.console import RateHistory, about, in_brief, moment, plain_console, time_of_day, visible
 from penstock.cli.job_tables import TIGHT, overview
 from penstock.cli.status_screen import facts, graph_table, heading, needs_lines, problems
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -40,23 +40,23 @@ SPARK = 20
 WIDE = 120
 LEAST_EVENTS = 3
 NUMBERS, FEWER_NUMBERS, LEAST_WHY = 80, 58, 12
-"""Columns that the numbers of a checkpoint take, and what is left at least to say what became of it."""
+"""The columns that the numbers of a checkpoint take, and the least width for its outcome."""
 MOST_CHECKPOINTS = 5
-HINT = "q leaves"
+HINT = "q quits"
 
 LONGEST_EVENT = 400
 
 
 class WatchScreen:
-    """One screen, again and again. It remembers how rates went."""
+    """Renders the screen and keeps the history of the rates."""
 
     def __init__(self, *, one: bool) -> None:
         self._one = one
-        self._rates = Remembered()
+        self._rates = RateHistory()
         self._noted = 0
 
     def note(self, views: Sequence[JobView], look: int) -> None:
-        """Remember the rates that this look has found."""
+        """Record the rates of this look."""
         if look == self._noted:
             return
         self._noted = look
@@ -69,14 +69,14 @@ class WatchScreen:
     def rendered(
         self, views: Sequence[JobView], room: ConsoleDimensions, *, trouble: str = "", looked: bool = True
     ) -> RenderableType:
-        """As large as the terminal."""
+        """The screen, as large as the terminal."""
         above: list[RenderableType] = (
-            [Text(f"{trouble}; what is shown was seen before", "bold red")] if trouble else []
+            [Text(f"{trouble}; this screen shows the last known state", "bold red")] if trouble else []
         )
         if not looked:
-            return Group(*above, Text("looking ..."))
+            return Group(*above, Text("loading ..."))
         if not views:
-            return Group(*above, Text("there is no job yet; one appears here when it starts"), _hint())
+            return Group(*above, Text("no job yet; a job appears here when it starts"), _hint())
         body = self._job(views[0], room) if self._one else self._all(views, room)
         return Group(*above, body)
 
@@ -139,16 +139,16 @@ def _checkpoints(view: JobView, columns: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for one in view.checkpoints[:MOST_CHECKPOINTS]:
-        said, style = _what_became_of(one)
+        outcome, style = _outcome(one)
         numbers = _numbers(one, wide=wide) or [""] * (len(parts) + 2)
         age = about(view.now - (one.completed_at or one.triggered_at))
         room = max(LEAST_WHY, columns - (NUMBERS if wide else FEWER_NUMBERS))
-        table.add_row(str(one.checkpoint), age, *numbers, Text(in_brief(said, room), style))
+        table.add_row(str(one.checkpoint), age, *numbers, Text(in_brief(outcome, room), style))
     return table
 
 
 def _numbers(one: CheckpointView, *, wide: bool) -> list[str]:
-    """Of one that is completed."""
+    """The numbers of a completed checkpoint; [] for any other."""
     if one.status is not CheckpointStatus.COMPLETED:
         return []
     inside = (one.alignment_ms, one.sync_ms) if wide else ()
@@ -157,17 +157,17 @@ def _numbers(one: CheckpointView, *, wide: bool) -> list[str]:
     return [*(duration(ms / 1000) for ms in times), commit, size(one.new_bytes)]
 
 
-def _what_became_of(one: CheckpointView) -> tuple[str, str]:
-    """In words, and a colour; nothing for what is as it should be."""
+def _outcome(one: CheckpointView) -> tuple[str, str]:
+    """The outcome in words, with a colour; nothing if all is well."""
     match one.status:
         case CheckpointStatus.IN_PROGRESS:
             done = f", {one.acknowledged} of {one.subtasks_in_all} subtasks" if one.subtasks_in_all else ""
-            return f"under way{done}", "yellow"
+            return f"in progress{done}", "yellow"
         case CheckpointStatus.FAILED:
             return f"{one.reason} {one.detail}".strip(), "red"
         case CheckpointStatus.COMPLETED:
             waits = one.transactions and not one.committed_at
-            return ("waits for its commit" if waits else ""), "yellow"
+            return ("waiting for its commit" if waits else ""), "yellow"
 
 
 def _journal(line: str, at: float, *, bad: bool, room: ConsoleDimensions) -> Text:
@@ -181,19 +181,19 @@ def _hint() -> Text:
 
 
 def event_line(event: Event) -> str:
-    """What happened, on one line, without the time."""
+    """An event on one line, without its time."""
     return in_brief(sentence(event).line, LONGEST_EVENT)
 
 
 def _height(parts: Sequence[RenderableType], room: ConsoleDimensions) -> int:
-    """How many lines these take."""
+    """The number of lines that these take."""
     console = plain_console(width=room.width, height=room.height)
     lines: list[list[Segment]] = console.render_lines(Group(*parts), pad=False)
     return len(lines)
 
 
 class StatusChanges:
-    """Remembers what was said."""
+    """The changes since the last look, as lines."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
@@ -201,7 +201,7 @@ class StatusChanges:
         self._needs: dict[str, frozenset[str]] = {}
 
     def lines(self, views: Sequence[JobView]) -> Iterator[str]:
-        """Of a job that is new here its state, and nothing of what happened before; then what is new."""
+        """The state of each new job, then only its changes."""
         for view in views:
             yield from (f"{moment(at)} {view.name}: {text}" for at, text in self._of(view))
         for gone in set(self._states) - {view.storage for view in views}:
@@ -233,22 +233,22 @@ class StatusChanges:
 
 
 def _kind(text: str) -> str:
-    """The same need a second later: numbers in it may be others."""
+    """The text without digits: its numbers change from look to look."""
     return "".join(one for one in text if not one.isdigit())
 
 
 LOOK_S = 1.0
 KEYS_S = 0.1
-"""How long a key, or a new size of the terminal, may wait."""
+"""How often keys and the terminal size are checked."""
 LEAVE = frozenset("qQ\x03\x04")
-"""q, and what Ctrl-C and Ctrl-D are where a terminal hands them on."""
+"""The keys q, Ctrl-C and Ctrl-D."""
 
 Find = Callable[[], Sequence[FoundJob]]
-"""The jobs that are watched: asked again, since new ones may come."""
+"""Finds the watched jobs; called at every look, since jobs may appear."""
 
 
 class Watchers:
-    """One watcher a job, which remembers what does not change. One thread."""
+    """One watcher for each job; it caches what does not change. For one thread."""
 
     def __init__(self, find: Find, clock: Clock = SYSTEM_CLOCK) -> None:
         self._find = find
@@ -256,7 +256,7 @@ class Watchers:
         self._watchers: dict[str, JobWatcher] = {}
 
     def look(self) -> list[JobView]:
-        """All jobs at this moment. Raises what is wrong with the storage as a whole."""
+        """All jobs now. Raises if the storage as a whole cannot be read."""
         jobs = self._find()
         self._watchers = {
             job.storage.uri: self._watchers.get(job.storage.uri) or JobWatcher(job) for job in jobs
@@ -265,7 +265,7 @@ class Watchers:
 
 
 def watch(find: Find, *, one: bool) -> None:
-    """Watch until somebody leaves. `one`: the jobs are a single one, which is shown in full."""
+    """Watch until the user quits. `one`: there is a single job, which is shown in full."""
     watchers = Watchers(find)
     console = plain_console()
     if console.is_terminal and sys.stdin.isatty() and not console.is_dumb_terminal:
@@ -281,7 +281,7 @@ def _line_by_line(watchers: Watchers, out: TextIO, wait: Callable[[float], objec
     changes = StatusChanges()
     views = watchers.look()
     if not views:
-        out.write("no job here yet; is it the storage given to Job(storage=...)? Ctrl-C leaves\n")
+        out.write("no job here yet; is it the storage given to Job(storage=...)? Ctrl-C quits\n")
     while True:
         out.writelines(f"{visible(line)}\n" for line in changes.lines(views))
         out.flush()
@@ -293,7 +293,7 @@ def _line_by_line(watchers: Watchers, out: TextIO, wait: Callable[[float], objec
 
 
 class _Seen(NamedTuple):
-    """What a look has found."""
+    """The result of the last look."""
 
     looks: int = 0
     views: Sequence[JobView] = ()
@@ -301,7 +301,7 @@ class _Seen(NamedTuple):
 
 
 class _Looking:
-    """A thread that looks once a second: a storage that is slow keeps nobody from leaving."""
+    """A thread that looks once a second, so that a slow storage does not block the keys."""
 
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers
@@ -312,7 +312,7 @@ class _Looking:
 
     @property
     def seen(self) -> _Seen:
-        """The last look; raises what has ended the looking."""
+        """The last look; raises the error that ended the thread."""
         if self._failure is not None:
             raise self._failure
         return self._seen
@@ -328,11 +328,9 @@ class _Looking:
         while not self._stopping.is_set():
             try:
                 self._seen = _Seen(self._seen.looks + 1, self._watchers.look())
-            except (
-                PenstockError
-            ) as error:  # storage may be away for a while: what was seen last stays, and it is said
+            except PenstockError as error:  # storage may be unavailable: the screen keeps the last look
                 self._seen = self._seen._replace(looks=self._seen.looks + 1, trouble=str(error))
-            except Exception as error:  # noqa: BLE001 - raised again by whoever shows
+            except Exception as error:  # noqa: BLE001 - raised again by `seen`
                 self._failure = error
                 return
             self._stopping.wait(LOOK_S)
@@ -359,7 +357,7 @@ def _on_the_terminal(watchers: Watchers, console: Console, *, one: bool) -> None
 
 @contextmanager
 def _leaving_in_order() -> Iterator[None]:
-    """SIGTERM leaves as Ctrl-C does: the terminal is somebody's who goes on working in it."""
+    """SIGTERM quits as Ctrl-C does, so that the terminal is restored."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -373,7 +371,7 @@ def _leaving_in_order() -> Iterator[None]:
 
 @contextmanager
 def _keys(stdin: TextIO) -> Iterator[Callable[[float], frozenset[str]]]:
-    """Keys as they are pressed, without Enter and without an echo; afterwards the terminal is as it was."""
+    """Reads keys without Enter and without echo; restores the terminal afterwards."""
     number = stdin.fileno()
     before = termios.tcgetattr(number)
     tty.setcbreak(number)
@@ -385,10 +383,10 @@ def _keys(stdin: TextIO) -> Iterator[Callable[[float], frozenset[str]]]:
         with contextlib.suppress(OSError):
             read = os.read(number, 1024)
             return frozenset(read.decode(errors="replace")) if read else LEAVE
-        return LEAVE  # the terminal is gone
+        return LEAVE  # the terminal is closed
 
     try:
         yield pressed
     finally:
-        with contextlib.suppress(termios.error):  # the terminal may be gone
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(number, termios.TCSADRAIN, before)

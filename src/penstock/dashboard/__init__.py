@@ -1,4 +1,4 @@
-"""The face of jobs: pages, JSON, REST as Flink's client speaks it, metrics. A process of its own: no request can hold up a batch.
+"""The web server that shows jobs: pages, JSON, Flink's REST interface, metrics. It runs in its own process, so no request delays a batch.
 
-Enter: HTTP requests. Leave: what `view` sees, and requests to running jobs through their storage. Beside the driver, or anywhere.
+In: HTTP requests. Out: what `status` reads from storage, and requests to running jobs through their storage.
 """

@@ -1,12 +1,13 @@
-"""Who may do what: the decisions about a request, from its headers alone. Pure; the dashboard's process.
+"""Decides from its headers whether a request is allowed. Pure; the dashboard's process.
 
-A program sends the token as `Authorization: Bearer`, and a browser gets a cookie for it once. What a page of another site makes a browser
-send is refused:
+A program sends the token as `Authorization: Bearer`; a browser exchanges it once for a cookie. Requests that another site makes a browser
+send are refused:
 
-1. The name in `Host` must be ours. A foreign name that leads to our address (rebinding) is refused, before anything else.
-2. What changes something must come from a page of ours, by `Sec-Fetch-Site` and `Origin`, or from a program, which sends neither.
-3. The cookie is `SameSite=Strict`, so it does not come along from elsewhere. It is made of the token with a slow hash: who has the
-   cookie has the session until it ends, and not the token.
+1. The name in `Host` must belong to this server. Another name that resolves to our address (DNS rebinding) is refused first.
+2. A request that changes something must come from one of our pages, according to `Sec-Fetch-Site` and `Origin`, or from a program, which
+   sends neither.
+3. The cookie is `SameSite=Strict`, so browsers do not send it from other sites. It is derived from the token with a slow hash: a stolen
+   cookie gives access to one session, but does not reveal the token.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from penstock.ids import SYSTEM_RANDOMNESS
 
 SESSION_S = 12 * 3600
 MOST_STREAMS = 100
-"""Event streams that may be open at a time."""
+"""The limit of open event streams."""
 LARGEST_BODY_BYTES = 64 * 1024
 READS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = ("/login", "/logout", "/healthz")
-"""Whoever has no token sees these, and what is in `/static/`."""
+"""Paths that need no token, besides `/static/`."""
 
-_MOST_HOSTS = 64
 _SESSION_DIGITS = 16
 _SALT = b"penstock dashboard session"
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
@@ -42,43 +42,41 @@ _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request is not answered, with the status of HTTP for it."""
+    """Why a request is refused, with the HTTP status."""
 
     status: int
     why: str
     is_guess: bool = False
-    """A token was shown, and it is not the right one."""
+    """The request had a wrong token."""
 
 
 class Access:
-    """The rules of one server."""
+    """The access rules of one server."""
 
     def __init__(self, options: UiOptions, port: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._options = options
         self._port = port
         self._clock = clock
         self._logged_out: set[str] = set()
-        """Sessions that were ended before their time."""
-        self._our_hosts: set[str] = set()
-        """Values of `Host` that were found to be ours: what is ours does not change while the server runs."""
+        """Sessions that ended by logout."""
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing can be asked of a job."""
+        """Whether the server refuses all actions."""
         return self._options.read_only
 
     @property
     def savepoints(self) -> tuple[str, ...]:
-        """See `UiOptions.savepoints`."""
+        """Folders below which savepoints may be made and deleted."""
         return self._options.savepoints
 
     @property
     def needs_token(self) -> bool:
-        """Whether there is one."""
+        """Whether a token is required."""
         return self._options.token is not None
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Why a request is refused; None when it is not. Names of headers are in lower case."""
+        """Why a request is refused; None if it is allowed. Header names are in lower case."""
         return (
             self._of_host(headers.get("host", ""))
             or self._of_other_sites(method, headers)
@@ -87,7 +85,7 @@ class Access:
         )
 
     def is_token(self, given: str) -> bool:
-        """Whether this is the token; takes as long, however much of it is right."""
+        """Whether this is the token, compared in constant time."""
         token = self._options.token
         return token is not None and hmac.compare_digest(_digest(given), _digest(token))
 
@@ -95,16 +93,16 @@ class Access:
 
     @property
     def cookie_name(self) -> str:
-        """With the port: cookies do not tell ports apart, and several servers may be on one machine."""
+        """The name contains the port: cookies ignore ports, and several servers may run on one machine."""
         return f"penstock-{self._port}"
 
     def new_cookie(self) -> str:
-        """What a browser shows instead of the token: until when, a name of its own, and that it is ours."""
+        """A new session cookie: its end, a random id, and a signature."""
         session = f"{int(self._clock.wall()) + SESSION_S}-{SYSTEM_RANDOMNESS.token(_SESSION_DIGITS)}"
         return f"{session}.{self._signature(session)}"
 
     def is_cookie(self, given: str) -> bool:
-        """Whether it was made here, or by a server with the same token, is still good, and nobody has logged out with it."""
+        """Whether the cookie has our signature, has not expired, and was not logged out."""
         session, _, signature = given.partition(".")
         until = session.partition("-")[0]
         if not (until.isascii() and until.isdecimal()) or len(until) > len("9999999999"):
@@ -113,7 +111,7 @@ class Access:
         return is_ours and self._clock.wall() < int(until) and session not in self._logged_out
 
     def log_out(self, headers: Mapping[str, str]) -> None:
-        """End the session whose cookie came along. It is remembered as long as the cookie would be good."""
+        """End the session of the request's cookie. It is remembered until the cookie would have expired."""
         cookie = _cookies(headers.get("cookie", "")).get(self.cookie_name, "")
         if self.is_cookie(cookie):
             now = self._clock.wall()
@@ -121,7 +119,7 @@ class Access:
             self._logged_out.add(cookie.partition(".")[0])
 
     def is_logged_in(self, headers: Mapping[str, str]) -> bool:
-        """Whether the token, or a cookie for it, came along."""
+        """Whether the request has the token or a valid cookie."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_token(given.strip()):
             return True
@@ -133,36 +131,32 @@ class Access:
 
     @cached_property
     def _key(self) -> bytes:
-        """Slow on purpose, once: from a cookie no token can be guessed."""
+        """A slow hash, computed once, so that the token cannot be guessed from a cookie."""
         token = (self._options.token or "").encode()
         return hashlib.scrypt(token, salt=_SALT, n=2**14, r=8, p=1)
 
     # ── reasons ────────────────────────────────────────────────────────────────────────────────
 
     def _of_host(self, host: str) -> Refusal | None:
-        if host in self._our_hosts:
-            return None
         name = _host_name(host)
         if name and self._is_ours(name):
-            if len(self._our_hosts) < _MOST_HOSTS:
-                self._our_hosts.add(host)
             return None
         return Refusal(
             421,
-            f"this server is not {host[:200]!r}: open it by its address, or start it with --name for each name that leads to it",
+            f"this server is not {host[:200]!r}: open it by its address, or start it with --name for each of its names",
         )
 
     def _is_ours(self, name: str) -> bool:
         address = _address(name)
         if is_loopback(self._options.host):
             is_known = name in _LOCAL_NAMES or (address is not None and address.is_loopback)
-        else:  # an address is no name that somebody else can make lead here
+        else:  # unlike a name, an address cannot be rebound
             is_known = address is not None or name in self._names
         return is_known or name in {one.lower() for one in self._options.names}
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """No name is asked of a server of names: it may be slow, and is not to be trusted."""
+        """Our names without a DNS lookup, which may be slow and cannot be trusted."""
         return frozenset({self._options.host.lower(), platform.node().lower(), *_LOCAL_NAMES})
 
     def _of_other_sites(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
@@ -175,17 +169,17 @@ class Access:
         if site in ("same-origin", "none") and is_own_origin:
             return None
         return Refusal(
-            403, "a page of another site has sent this; nothing was done. Use the pages of this server"
+            403, "a page of another site sent this request; nothing was done. Use the pages of this server"
         )
 
     def _of_strangers(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         if not self.needs_token or is_open(path) or self.is_logged_in(headers):
             return None
         is_guess = "authorization" in headers
-        sent = "the token that was sent is not the right one" if is_guess else "no token was sent"
+        sent = "the token is wrong" if is_guess else "the request has no token"
         return Refusal(
             401,
-            f"{sent}; send the one that the server was started with, as Authorization: Bearer TOKEN",
+            f"{sent}; send the token that the server was started with, as Authorization: Bearer TOKEN",
             is_guess,
         )
 
@@ -194,17 +188,17 @@ class Access:
             return None
         return Refusal(
             403,
-            "this server only shows jobs (--read-only); nothing was done. `penstock stop` and its like act",
+            "this server is read-only; nothing was done. Use commands such as `penstock stop`",
         )
 
 
 def is_open(path: str) -> bool:
-    """Whether everybody sees it, token or not: it shows nothing of jobs."""
+    """Whether a path needs no token: it shows nothing about jobs."""
     return path in OPEN_PATHS or path.startswith("/static/")
 
 
 def _digest(text: str) -> bytes:
-    """Of one length, and any characters: what is compared in constant time."""
+    """A digest of fixed length, for comparison in constant time."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -214,7 +208,7 @@ def _cookies(header: str) -> dict[str, str]:
 
 
 def _host_name(host: str) -> str:
-    """Without the port: whoever comes through a tunnel has another one. '' for what is no name and no address."""
+    """The host without the port, which differs behind a tunnel; '' if it is neither a name nor an address."""
     match = _HOST.fullmatch(host)
     return "" if match is None else (match[1] or match[2]).rstrip(".").lower()
 
@@ -227,6 +221,6 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_origin(origin: str, host: str) -> bool:
-    """Whether a page of this server has sent it: name and port are the same as those that were asked."""
+    """Whether one of our pages sent the request: name and port equal those of `Host`."""
     parts = urlsplit(origin) if "://" in origin else None
     return parts is not None and parts.netloc.lower() == host.lower()

@@ -1,7 +1,7 @@
-"""What can be asked of a running job from here: savepoint, checkpoint, stop, cancel. The dashboard's process.
+"""Actions on a running job: savepoint, checkpoint, stop, cancel. The dashboard's process.
 
-A request is left in the job's storage, and answered at once with its id; what has become of it is asked for later. A browser is sent on
-to the page of actions, which shows it; a wish that is refused comes back as that page, too, with the reason on top.
+The server writes a request into the job's storage and answers at once with its id; clients ask for the outcome later. A browser is
+redirected to the Actions page, which shows the outcome, or the reason of a refusal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.looking import Seen
 from penstock.dashboard.responses import json_answer, wants_page
+from penstock.dashboard.status_poller import Seen
 from penstock.decoding import decoded
 from penstock.errors import ConfigError
 from penstock.requests.request_client import ask, is_request_id, outcome
@@ -34,18 +34,18 @@ FORM = "application/x-www-form-urlencoded"
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What comes with an action."""
+    """The options of an action."""
 
     to: str | None = None
-    """Of a savepoint: its folder. None: a new one beside the job."""
+    """The folder of a savepoint; None: a new one beside the job."""
     savepoint: bool = False
-    """Of a stop: with a savepoint."""
+    """Whether a stop makes a savepoint."""
     drain: bool = False
-    """Of a stop: close all windows and fire all timers by event time before."""
+    """Whether a stop first closes all windows and fires all event-time timers."""
 
 
 class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: what has become of it is told at `outcome`."""
+    """The answer to an accepted action; `outcome` is the path of its result."""
 
     request: str
     job: str
@@ -57,12 +57,12 @@ _WANTED = msgspec.json.Decoder(Wanted)
 
 
 def allowed_actions(view: JobView) -> tuple[Kind, ...]:
-    """What makes sense to ask of a job as it is."""
+    """The actions that the job accepts in its state."""
     return tuple(Kind) if view.state.is_alive else ()
 
 
 Refused = Callable[[Request, Seen, HTTPException], Response]
-"""The page that says to a person what was refused, and why."""
+"""Makes the page that shows why an action was refused."""
 
 
 def action_routes(
@@ -71,7 +71,7 @@ def action_routes(
     savepoints: Sequence[str] = (),
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Route]:
-    """Asking, and what has become of it. `savepoints`: folders below which they may be made, see `UiOptions`."""
+    """The routes for requests and their outcomes. `savepoints`: see `UiOptions.savepoints`."""
 
     async def act(request: Request) -> Response:
         seen = seen_job(request)
@@ -90,18 +90,20 @@ def action_routes(
         path = f"/jobs/{quote(request.path_params['job'], safe='')}"
         if is_person:
             return RedirectResponse(f"{path}/actions?request={asked}", 303)
-        told = AskedFor(request=asked, job=seen.view.name, kind=kind, outcome=f"{path}/requests/{asked}.json")
-        return json_answer(told, 202, {"Location": told.outcome})
+        answer = AskedFor(
+            request=asked, job=seen.view.name, kind=kind, outcome=f"{path}/requests/{asked}.json"
+        )
+        return json_answer(answer, 202, {"Location": answer.outcome})
 
-    async def told(request: Request) -> Response:
+    async def result(request: Request) -> Response:
         asked = request.path_params["request"]
         if not is_request_id(asked):
-            raise HTTPException(404, f"{asked[:80]!r} is no request: an id has 32 hexadecimal digits")
+            raise HTTPException(404, f"{asked[:80]!r} is not a request id: an id has 32 hexadecimal digits")
         return json_answer(await run_in_threadpool(outcome, seen_job(request).job.storage, asked))
 
     return [
         Route("/jobs/{job}/actions/{kind}", act, methods=["POST"]),
-        Route("/jobs/{job}/requests/{request}.json", told),
+        Route("/jobs/{job}/requests/{request}.json", result),
     ]
 
 
@@ -110,25 +112,26 @@ def _kind(text: str) -> Kind:
         return Kind(text)
     except ValueError:
         there = ", ".join(Kind)
-        raise HTTPException(404, f"a job cannot be asked for {text[:40]!r}; there are: {there}") from None
+        raise HTTPException(404, f"there is no action {text[:40]!r}; choose one of: {there}") from None
 
 
 def checked(kind: Kind, wanted: Wanted) -> Wanted:
-    """Refuse what does not belong together: it may be what the asker cares about."""
+    """Refuse options that do not apply to this action, instead of ignoring them."""
     if wanted.drain and kind is not Kind.STOP:
-        raise HTTPException(400, f"drain belongs to a stop, not to a {kind}; nothing was done")
+        raise HTTPException(400, f"drain applies to a stop, not to a {kind}; nothing was done")
     if wanted.savepoint and kind is not Kind.STOP:
-        raise HTTPException(400, f"savepoint=true belongs to a stop, not to a {kind}; nothing was done")
+        raise HTTPException(400, f"savepoint=true applies to a stop, not to a {kind}; nothing was done")
     with_savepoint = kind is Kind.SAVEPOINT or wanted.savepoint
     if wanted.to is not None and not with_savepoint:
         raise HTTPException(
-            400, f"to={wanted.to!r} is a folder for a savepoint, and none was asked for; nothing was done"
+            400,
+            f"to={wanted.to!r} is the folder of a savepoint, but the request makes none; nothing was done",
         )
     return wanted
 
 
 def _ask(seen: Seen, kind: Kind, wanted: Wanted, *, by: str, savepoints: Sequence[str], now: float) -> str:
-    """Raises 400 for a folder that is not allowed, 409 when the job does not run."""
+    """Raises 400 for a folder that is not allowed, 409 if the job is not running."""
     storage = seen.job.storage
     try:
         _refuse_relative(wanted.to)
@@ -152,17 +155,17 @@ def _ask(seen: Seen, kind: Kind, wanted: Wanted, *, by: str, savepoints: Sequenc
 
 
 def _refuse_relative(to: str | None) -> None:
-    """Relative to what? The job and this server run in different folders."""
+    """Refuse a relative folder: the job and this server run in different folders."""
     if to is not None and not to.startswith("/") and ":/" not in to:
         raise ConfigError(
-            f"the folder {to!r} is not a whole path, and the job runs in another folder than this server; nothing was done; write it from "
-            "/ on",
+            f"the folder {to!r} is not an absolute path, and the job runs in another folder than this server; nothing was done; "
+            "write a path that starts with /",
             folder=to,
         )
 
 
 async def read_wanted(request: Request) -> Wanted:
-    """The fields of a form, or of a JSON object; nothing at all is an empty one."""
+    """The options from a form or a JSON object; an empty body has none."""
     body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
@@ -173,7 +176,7 @@ async def read_wanted(request: Request) -> Wanted:
     except ValueError as error:
         raise HTTPException(
             400,
-            f"what was sent cannot be understood: {error}; nothing was done. Fields are to, savepoint, drain",
+            f"the body cannot be decoded: {error}; nothing was done. The fields are to, savepoint, drain",
         ) from error
     return Wanted()
 

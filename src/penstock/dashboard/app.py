@@ -1,7 +1,4 @@
-"""The server as one ASGI application: pages, their JSON, event streams, actions, REST as Flink's client speaks it, metrics.
-
-The dashboard's process.
-"""
+"""The ASGI application: pages, their JSON, event streams, actions, Flink's REST interface, metrics. The dashboard's process."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from penstock.dashboard.access import Access
 from penstock.dashboard.actions import action_routes
 from penstock.dashboard.flink import flink_routes
 from penstock.dashboard.gate import Gate, Guesses, TooLargeError, asker, too_large
-from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.metrics import metrics_route
 from penstock.dashboard.page_routes import Pages, seen_job
 from penstock.dashboard.pages.render import PageFrame
@@ -37,8 +33,9 @@ from penstock.dashboard.responses import (
     refused,
     with_cookie,
 )
-from penstock.dashboard.savepoints import savepoint_routes
+from penstock.dashboard.savepoint_disposal import savepoint_routes
 from penstock.dashboard.state_reader import StateReader, lookup_routes
+from penstock.dashboard.status_poller import Seen, StatusPoller
 from penstock.dashboard.stream import Streams
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.version import __version__
@@ -48,21 +45,21 @@ _NOT_THE_TOKEN = "That is not the token of this dashboard."  # noqa: S105 - a se
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`/healthz`: that a Penstock dashboard is here. Shown without a token, so it says nothing of jobs."""
+    """`/healthz`: this is a Penstock dashboard. It needs no token, so it says nothing about jobs."""
 
     penstock: str
     pid: int
     status: str = "ok"
 
 
-def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None = None) -> ASGIApp:
-    """All routes, behind the gate. The looker is started with the application and ends with it."""
-    streams = streams or Streams(looker)
+def make_app(poller: StatusPoller, access: Access, *, streams: Streams | None = None) -> ASGIApp:
+    """All routes, protected by the gate. The poller starts and ends with the application."""
+    streams = streams or Streams(poller)
     states, guesses = StateReader(), Guesses()
-    shown = Pages(looker, access, states)
+    shown = Pages(poller, access, states)
 
     def seen(request: Request) -> Seen:
-        return seen_job(looker, request)
+        return seen_job(poller, request)
 
     routes = [
         Route("/healthz", _healthz),
@@ -74,8 +71,8 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
         *lookup_routes(seen, states),
         *shown.twin_routes(),
         *shown.browser_routes(),
-        *_flink(looker, access),
-        *_metrics(looker),
+        *flink_routes(poller, read_only=access.read_only, savepoints=access.savepoints),
+        metrics_route(poller),
         *shown.page_routes(),
     ]
     inside = Starlette(
@@ -87,37 +84,21 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
             PenstockError: _penstock_error,
             Exception: _unexpected,
         },
-        lifespan=_lifespan(looker),
+        lifespan=_lifespan(poller),
     )
-    return Gate(inside, access, looker, guesses)
+    return Gate(inside, access, poller, guesses)
 
 
-def _lifespan(looker: StorageLooker) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _lifespan(poller: StatusPoller) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        looker.start()
+        poller.start()
         try:
             yield
         finally:
-            await run_in_threadpool(looker.close)
+            await run_in_threadpool(poller.close)
 
     return lifespan
-
-
-# ── what others have written ───────────────────────────────────────────────────────────────────────
-
-
-def _flink(looker: StorageLooker, access: Access) -> list[Route]:
-    """Flink's REST interface, under `/v1` and without."""
-    return list(flink_routes(looker, read_only=access.read_only, savepoints=access.savepoints))
-
-
-def _metrics(looker: StorageLooker) -> list[Route]:
-    """`/metrics` for Prometheus."""
-    return [metrics_route(looker)]
-
-
-# ── small ones ─────────────────────────────────────────────────────────────────────────────────────
 
 
 async def _healthz(_: Request) -> Response:
@@ -130,7 +111,7 @@ def _login_routes(access: Access, guesses: Guesses) -> list[Route]:
         if not access.needs_token or access.is_logged_in(request.headers):
             return RedirectResponse(following, 303)
         given = request.query_params.get("token", "")
-        if access.is_token(given):  # of the address that was printed
+        if access.is_token(given):  # the printed address contains the token
             return with_cookie(RedirectResponse(following, 303), access, request)
         if given:
             await guesses.one_more(asker(request.scope))
@@ -157,14 +138,14 @@ def _login_routes(access: Access, guesses: Guesses) -> list[Route]:
     ]
 
 
-# ── what went wrong ────────────────────────────────────────────────────────────────────────────────
+# ── errors ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 _WHY = {
-    "Not Found": "there is nothing here; / shows all jobs, /index.json the same for programs",
-    "Method Not Allowed": "this path cannot be asked like that; nothing was done",
+    "Not Found": "there is no such page; / shows all jobs, /index.json has them as JSON",
+    "Method Not Allowed": "this path does not support that method; nothing was done",
 }
-"""Better than what Starlette says by itself."""
+"""Clearer texts for Starlette's own errors."""
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -174,8 +155,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, _: Exception) -> Response:
-    """Nobody reads this: the client is gone, or was too slow."""
-    return refused(request, 408, "the request did not come in time; nothing was done")
+    """The client is gone or was too slow, so it will hardly read this."""
+    return refused(request, 408, "the request did not arrive in time; nothing was done")
 
 
 async def _too_large(request: Request, _: Exception) -> Response:
@@ -183,7 +164,7 @@ async def _too_large(request: Request, _: Exception) -> Response:
 
 
 async def _penstock_error(request: Request, error: Exception) -> Response:
-    """What is wrong in the question, what does not answer, and what is damaged."""
+    """Map configuration errors to 400, unavailable storage to 503, anything else to 500."""
     if isinstance(error, ConfigError):
         return refused(request, 400, str(error))
     if isinstance(error, UnavailableError):
@@ -192,6 +173,6 @@ async def _penstock_error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    _log.error("%s %s could not be answered: %r", request.method, request.url.path, error)
-    why = f"{type(error).__name__} inside of the dashboard: this is a bug in Penstock, please report it. The job is not touched by it"
+    _log.error("%s %s failed: %r", request.method, request.url.path, error)
+    why = f"{type(error).__name__} inside the dashboard: this is a bug in Penstock, please report it. The job is not affected"
     return refused(request, 500, why)

@@ -1,10 +1,7 @@
-"""Checks every request before a route sees it: host, token, and size. The dashboard's process.
+"""Checks every request before a route sees it: host, token, size, and how long the client takes. The dashboard's process.
 
-Wrong tokens are answered one at a time, and logged. A request with the right token never waits for that.
-
-Limits what a slow or hostile client may cost: deadlines for sending and for reading, and a bound on connections without a token.
-
-uvicorn itself only ends connections that are quiet between two requests. The dashboard's process.
+Wrong tokens are answered one at a time, and logged. A request with the right token never waits for that. uvicorn itself only closes
+connections that are idle between two requests, so `PatientConnection` adds deadlines and a bound on connections without a token.
 """
 
 from __future__ import annotations
@@ -25,24 +22,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
-from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.responses import refused, wants_page, with_usual_headers
+from penstock.dashboard.status_poller import StatusPoller
 from penstock.wording import counted
 
 REQUEST_S = 10.0
-"""So long a client may take to send a request, its body included."""
+"""The time in which a client must send a request with its body."""
 READING_S = 20.0
-"""So long a client may leave unread what was sent to it."""
+"""The time in which a client must read its response."""
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
-"""So much of what was sent may wait for all clients together: beyond that, who has waited longest is cut off."""
+"""The limit of unread bytes for all clients together; beyond it, the connection that waited longest is closed."""
 MOST_STRANGERS = 200
-"""Connections on which nobody has shown a token yet: when there are more, the oldest is ended. So strangers lock nobody out."""
+"""The limit of connections without a token; beyond it, the oldest one is closed, so that they lock out no other client."""
 LET_IN = "penstock.let_in"
-"""In the scope of a request that has passed the gate for more than what everybody sees."""
+"""Set in the scope of a request that was allowed to see more than the open paths."""
 
 
 class PatientConnection(H11Protocol):
-    """A connection of uvicorn's with two deadlines."""
+    """An HTTP connection with deadlines for sending and for reading."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -51,27 +48,27 @@ class PatientConnection(H11Protocol):
         self.reads = _Deadline(self, READING_S)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Start the deadline of the first request."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` comes as soon as anything waits here
+        transport.set_write_buffer_limits(high=0)  # call `pause_writing` as soon as anything is unread
         self._watch_request()
         strangers = [one for one in self._others() if not one.is_let_in]
         if len(strangers) > MOST_STRANGERS:
             min(strangers, key=lambda one: one.made_at).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop both deadlines of the closed connection."""
         self._sends.stop()
         self.reads.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Something of a request has come."""
+        """Part of a request arrived."""
         super().data_received(data)
         self._watch_request()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as is sent."""
+        """The client reads more slowly than we send."""
         super().pause_writing()
         self.reads.start()
         unread = sorted((one for one in self._others() if one.reads.since), key=lambda one: one.reads.since)
@@ -83,17 +80,17 @@ class PatientConnection(H11Protocol):
             one.transport.abort()
 
     def resume_writing(self) -> None:
-        """It has read all."""
+        """The client has read everything."""
         self.reads.stop()
         super().resume_writing()
 
     @property
     def is_let_in(self) -> bool:
-        """Whether the last request on it has passed the gate."""
+        """Whether the gate allowed the last request on this connection."""
         return self.scope is not None and bool(self.scope.get(LET_IN))
 
     def _others(self) -> list[PatientConnection]:
-        """All open connections of the server, this one among them."""
+        """All open connections of the server, including this one."""
         return [
             one
             for one in self.connections
@@ -108,23 +105,23 @@ class PatientConnection(H11Protocol):
 
 
 class _Deadline:
-    """After which a connection is cut, unless it is stopped before."""
+    """Closes a connection after some seconds, unless it is stopped first."""
 
     def __init__(self, connection: PatientConnection, seconds: float) -> None:
         self._connection = connection
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
         self.since = 0.0
-        """When it began; 0 while it does not run."""
+        """When it started; 0 while it is stopped."""
 
     def start(self) -> None:
-        """Now, unless it runs already."""
+        """Start, unless it runs already."""
         if self._timer is None:
             self.since = self._connection.loop.time()
             self._timer = self._connection.loop.call_later(self._seconds, self._connection.transport.abort)
 
     def stop(self) -> None:
-        """It was met."""
+        """Stop: the client met the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -134,29 +131,29 @@ class _Deadline:
 _log = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
-"""Between two answers to all who guess: five guesses a second, however many guess."""
+"""The pause between two answers to wrong tokens: five guesses a second for all clients together."""
 LOG_EVERY_S = 60.0
-"""A line for each would fill the disk."""
+"""One log line for each guess would fill the disk."""
 
 
 class Guesses:
-    """Those of one server. By its event loop."""
+    """Slows down and logs wrong tokens. For the event loop of one server."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._untold = 0
-        self._told_at = float("-inf")
+        self._unlogged = 0
+        self._logged_at = float("-inf")
 
     async def one_more(self, who: str) -> None:
-        """Wait for its turn, and tell, before it is answered."""
-        self._untold += 1
+        """Log a wrong token, and wait until it may be answered."""
+        self._unlogged += 1
         now = self._clock.monotonic()
-        if now - self._told_at >= LOG_EVERY_S:
+        if now - self._logged_at >= LOG_EVERY_S:
             _log.warning(
-                "the dashboard was shown %s, the last by %s", counted(self._untold, "wrong token"), who
+                "the dashboard received %s, the last from %s", counted(self._unlogged, "wrong token"), who
             )
-            self._untold, self._told_at = 0, now
+            self._unlogged, self._logged_at = 0, now
         async with self._turn:
             await asyncio.sleep(PAUSE_S)
 
@@ -168,20 +165,20 @@ _END = {"Connection": "close"}
 
 
 class TooLargeError(Exception):
-    """More was sent than anybody has to say."""
+    """The body of a request is too large."""
 
 
 class Gate:
-    """An ASGI application around another."""
+    """An ASGI application that protects another one."""
 
-    def __init__(self, app: ASGIApp, access: Access, looker: StorageLooker, guesses: Guesses) -> None:
+    def __init__(self, app: ASGIApp, access: Access, poller: StatusPoller, guesses: Guesses) -> None:
         self._app = app
         self._access = access
-        self._looker = looker
+        self._poller = poller
         self._guesses = guesses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or say why not."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -195,39 +192,42 @@ class Gate:
             return
         if not is_open(scope["path"]):
             scope[LET_IN] = True
-            if not self._looker.is_fresh():
-                await run_in_threadpool(self._looker.wait)
+            if not self._poller.is_fresh():
+                await run_in_threadpool(self._poller.wait)
         await self._app(scope, _limited(receive), _with_headers(send))
 
     def _refused(self, scope: Scope, headers: Mapping[str, str], refusal: Refusal | None) -> Response | None:
         path = scope["path"]
         if len(path) > LONGEST_PATH or not path.isprintable():
             return refused(
-                Request(scope), 400, "no path of this server is so long, or has such characters", headers=_END
+                Request(scope),
+                400,
+                "the path is too long, or has characters that no path of this server has",
+                headers=_END,
             )
         if sum(len(name) + len(value) for name, value in scope["headers"]) > LARGEST_HEADERS_BYTES:
             return refused(
                 Request(scope), 431, "the headers are larger than those of any browser", headers=_END
             )
         if refusal is not None:
-            return _told(Request(scope), refusal)
+            return _response(Request(scope), refusal)
         given = headers.get("content-length", "0")
         is_small = len(given) < _LONGEST_NUMBER and given.isdecimal() and int(given) <= LARGEST_BODY_BYTES
         return None if is_small else too_large(Request(scope))
 
 
 def asker(scope: Scope) -> str:
-    """The address of whoever asks, for people."""
+    """The address of the client, for log messages."""
     client = scope.get("client")
-    return str(client[0]) if client else "somebody"
+    return str(client[0]) if client else "an unknown client"
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """By name, in lower case; of several of one name the first, as Starlette has it. A dictionary, since each is looked for often."""
+    """The headers by lower-case name; of several with one name the first, as in Starlette."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
-def _told(request: Request, refusal: Refusal) -> Response:
+def _response(request: Request, refusal: Refusal) -> Response:
     asks_for_page = wants_page(request.method, request.scope["path"], request.headers.get("accept", ""))
     if refusal.status == 401 and asks_for_page and request.method in READS:  # noqa: PLR2004
         return RedirectResponse(f"/login?next={quote(_asked(request), safe='')}", 303)
@@ -241,15 +241,13 @@ def _asked(request: Request) -> str:
 
 
 def too_large(request: Request) -> Response:
-    """The answer to it; what is still to come is not read."""
+    """The response to a body that is too large; the rest of it is not read."""
     most = f"{LARGEST_BODY_BYTES // 1024} KB"
-    return refused(
-        request, 413, f"more than {most} was sent, and nothing here needs as much; nothing was done", _END
-    )
+    return refused(request, 413, f"the body has more than {most}; nothing was done", _END)
 
 
 def _limited(receive: Receive) -> Receive:
-    """The same, which ends when too much has come: a body without a length is counted."""
+    """Count the bytes of a body, since it may come without a length, and fail if it is too large."""
     came = 0
 
     async def limited() -> Message:

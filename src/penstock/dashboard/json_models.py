@@ -1,6 +1,6 @@
-"""The JSON twins of pages: what each shows, as structs. Pure; the dashboard's process.
+"""The JSON twin of each page, as structs. Pure; the dashboard's process.
 
-A twin has what its page has, and no more: the whole of a `JobView` may be megabytes of history.
+A twin has what its page shows and no more: a whole `JobView` may contain megabytes of history.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.status.view import (
 
 MOST_EVENTS = 200
 MOST_CHECKPOINTS = 20
-"""Of history with the job itself; `checkpoints.json` and `journal.json` have all that is known."""
+"""The history in the JSON of a job; `checkpoints.json` and `journal.json` have all of it."""
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     now: float
     looked_at: float
-    """When it was last seen, if that is some time ago; 0: just now."""
+    """When storage was last read, if that is some time ago; 0: just now."""
     since: float
     run: int
     host: str
@@ -58,7 +58,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     late: bool
     rows_per_s: float
     behind: int | None
-    """Rows in all sources that are not read yet; None where nobody knows, or no run is up that looks."""
+    """Unread rows in all sources; None if unknown, or if no run is up."""
     restarts: int
     failures: int
     last_failure: str
@@ -67,14 +67,14 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverviewTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/index.json`."""
+    """`/index.json`: all jobs, and the problems of storages."""
 
     jobs: tuple[JobSummary, ...]
     problems: tuple[str, ...] = ()
 
 
 class CheckpointsTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/checkpoints.json`: without what single subtasks measured, which the one checkpoint has."""
+    """`/jobs/{job}/checkpoints.json`: without the measurements of subtasks, which the JSON of one checkpoint has."""
 
     job: str
     now: float
@@ -84,28 +84,28 @@ class CheckpointsTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailuresTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/failures.json`."""
+    """`/jobs/{job}/failures.json`: failures, grouped, and runs."""
 
     job: str
     now: float
     failures: tuple[FailureView, ...]
     groups: tuple[FailureGroup, ...]
-    """Which of them, one behind the other, have the same cause."""
+    """Runs of consecutive failures with the same cause."""
     runs: tuple[RunView, ...]
 
 
 class JournalTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/journal.json`: newest first."""
+    """`/jobs/{job}/journal.json`: all events, newest first."""
 
     job: str
     now: float
     events: tuple[Event, ...]
     deaths: tuple[FailureView, ...]
-    """Drivers that died without an event: nobody was left to write one. The page shows them among the events."""
+    """Drivers that died before they could write an event. The page shows them among the events."""
 
 
 class BatchesTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/batches.json`: newest first."""
+    """`/jobs/{job}/batches.json`: recent batches, newest first."""
 
     job: str
     now: float
@@ -113,7 +113,7 @@ class BatchesTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavepointsTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/savepoints.json`: newest first."""
+    """`/jobs/{job}/savepoints.json`: folders of savepoints, newest first."""
 
     job: str
     now: float
@@ -121,7 +121,7 @@ class SavepointsTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
-    """`/jobs/{job}/actions.json`: what can be asked for now, and what has become of what was."""
+    """`/jobs/{job}/actions.json`: the possible actions, and the outcomes of earlier ones."""
 
     job: str
     now: float
@@ -129,17 +129,17 @@ class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[str, ...]
     savepoints: tuple[str, ...]
     asked: tuple[RequestView, ...]
-    """What the journal knows of earlier requests, newest first."""
+    """Earlier requests from the journal, newest first."""
     outcome: Outcome | None = None
 
 
 def overview(views: Sequence[JobView], problems: tuple[str, ...] = ()) -> OverviewTwin:
-    """All jobs at a glance."""
-    return OverviewTwin(jobs=tuple(map(glance, views)), problems=problems)
+    """The summary of all jobs."""
+    return OverviewTwin(jobs=tuple(map(summary, views)), problems=problems)
 
 
-def glance(view: JobView) -> JobSummary:
-    """One of them."""
+def summary(view: JobView) -> JobSummary:
+    """The summary of one job."""
     live, plan, last = view.live, view.plan, view.last_completed
     failure = view.failures[0] if view.failures else None
     return JobSummary(
@@ -175,7 +175,7 @@ def glance(view: JobView) -> JobSummary:
 
 
 def job(view: JobView) -> JobView:
-    """The job, with as much of its history as its page shows."""
+    """A job with as much history as its page shows."""
     return msgspec.structs.replace(
         view,
         events=view.story[:MOST_EVENTS],
@@ -185,7 +185,7 @@ def job(view: JobView) -> JobView:
 
 
 def checkpoints(view: JobView) -> CheckpointsTwin:
-    """All that is known."""
+    """All known checkpoints of a job."""
     settings = view.plan.settings if view.plan else None
     return CheckpointsTwin(
         job=view.name,
@@ -201,7 +201,7 @@ def _light(known: Sequence[CheckpointView]) -> tuple[CheckpointView, ...]:
 
 
 def failures(view: JobView) -> FailuresTwin:
-    """All that is known."""
+    """All known failures of a job."""
     return FailuresTwin(
         job=view.name,
         now=view.now,
@@ -212,24 +212,24 @@ def failures(view: JobView) -> FailuresTwin:
 
 
 def journal(view: JobView) -> JournalTwin:
-    """All that is known."""
+    """All known events of a job."""
     deaths = tuple(untold_deaths(view.events, view.failures))
     return JournalTwin(job=view.name, now=view.now, events=view.events, deaths=deaths)
 
 
 def batches(view: JobView) -> BatchesTwin:
-    """Those that the run has written down."""
+    """The recent batches of the current run."""
     found = view.live.recent_batches if view.live else ()
     return BatchesTwin(job=view.name, now=view.now, batches=found)
 
 
 def savepoints(view: JobView) -> SavepointsTwin:
-    """Folders that the journal knows of."""
+    """The folders of savepoints that the journal names."""
     return SavepointsTwin(job=view.name, now=view.now, savepoints=view.savepoints)
 
 
 def actions(view: JobView, allowed: Sequence[str], outcome: Outcome | None) -> ActionsTwin:
-    """What can be asked for."""
+    """The possible actions and the outcome of one request."""
     return ActionsTwin(
         job=view.name,
         now=view.now,

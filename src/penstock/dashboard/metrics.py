@@ -1,6 +1,6 @@
-"""What is measured of a job beyond Flink's names: each family with its type, its labels and where its values come from. Pure.
+"""`/metrics` for Prometheus: Flink's metrics under their own names, and the families of Penstock. The dashboard's process.
 
-A family begins with `penstock_`, a counter ends with `_total`, units are last in names. A value that nobody knows is left out.
+A family of ours begins with `penstock_`, a counter ends with `_total`, and units come last. Unknown values are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.dashboard.flink.terms import DESCRIBED, is_over, job_metrics
-from penstock.dashboard.looking import Looker
+from penstock.dashboard.status_poller import JobViews
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.view import JobState, JobView, source_behind
 
@@ -30,7 +30,7 @@ _Part = TypeVar("_Part", SourceLive, OperatorLive, SinkLive)
 
 @dataclass(frozen=True)
 class Family:
-    """Some series that are one measurement. `labels` come behind those of the job."""
+    """The series of one measurement. `labels` follow those of the job."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ class Family:
 
 
 def _one(value: Callable[[JobView], float | None]) -> Callable[[JobView], Values]:
-    """A single value of the whole job."""
+    """One value for the whole job."""
 
     def values(view: JobView) -> Iterator[tuple[Labels, float]]:
         found = value(view)
@@ -51,14 +51,14 @@ def _one(value: Callable[[JobView], float | None]) -> Callable[[JobView], Values
 
 
 def _live(value: Callable[[Progress], float | None]) -> Callable[[JobView], Values]:
-    """A single value that the job says of itself."""
+    """One value from the live status of the job."""
     return _one(lambda view: None if view.live is None else value(view.live))
 
 
 def _parts(
     parts: Callable[[Progress], Mapping[str, _Part]], value: Callable[[JobView, _Part], float | None]
 ) -> Callable[[JobView], Values]:
-    """A value of each source, operator or sink."""
+    """One value for each source, operator or sink."""
 
     def values(view: JobView) -> Iterator[tuple[Labels, float]]:
         for uid, part in (parts(view.live) if view.live is not None else {}).items():
@@ -106,7 +106,7 @@ def _phases(view: JobView) -> Values:
 
 
 def _lag_s(view: JobView, watermark_us: int | None) -> float | None:
-    """How far a watermark is behind: of a job that is over, at the moment when it said so last."""
+    """How far a watermark lags the clock; for a finished job, at its last status."""
     if watermark_us is None or view.live is None:
         return None
     now = view.now if view.state.is_alive else view.live.at
@@ -114,12 +114,12 @@ def _lag_s(view: JobView, watermark_us: int | None) -> float | None:
 
 
 def _since_s(view: JobView, moment: float) -> float:
-    """How long ago; 0 when there is nothing that began."""
+    """The seconds since a moment; 0 if there is none."""
     return max(0.0, view.now - moment) if moment else 0.0
 
 
 def _rows_per_s(view: JobView) -> float | None:
-    """While no run is up, nothing is read, whatever it said last."""
+    """The rate of the job; 0 while no run is up."""
     return None if view.live is None else view.live.rows_per_s if view.is_up else 0.0
 
 
@@ -129,36 +129,38 @@ def _last_down_s(view: JobView) -> float | None:
 
 
 _JOB = (
-    Family("penstock_job_state", "1 for the state that the job is in, 0 for the others", _states, ("state",)),
+    Family("penstock_job_state", "1 for the current state of the job, 0 for the others", _states, ("state",)),
     Family(
         "penstock_job_supervised",
-        "Whether a supervisor starts the job again when its process dies",
+        "Whether a supervisor restarts the job when its process dies",
         _one(lambda view: float(view.supervised)),
     ),
     Family(
         "penstock_job_info",
-        "What the job promises, and with which versions it runs",
+        "The guarantee, mode and versions of the job",
         _info,
         ("guarantee", "mode", "penstock", "spark"),
     ),
     Family(
         "penstock_last_look_age_seconds",
-        "How long ago the job was seen: grows while its storage does not answer, and all other numbers are from then",
+        "The age of the last read of the job: grows while its storage does not answer, and all other values stay",
         _one(lambda view: view.look_age_s),
     ),
     Family("penstock_run", "The number of the newest run", _one(lambda view: float(view.run))),
     Family(
         "penstock_restarts_total",
-        "How often the job has come back after a failure or a death, since its first start",
+        "Recoveries of the job after a failure or a death, since its first start",
         _one(lambda view: float(view.restarts)),
         counter=True,
     ),
     Family(
         "penstock_last_failure_timestamp_seconds",
-        "When the job last went down without anybody having wanted it",
+        "When the job last failed or died",
         _one(lambda view: view.failures[0].at if view.failures else None),
     ),
-    Family("penstock_last_down_seconds", "For how long nothing was processed then", _one(_last_down_s)),
+    Family(
+        "penstock_last_down_seconds", "How long nothing was processed at the last failure", _one(_last_down_s)
+    ),
     Family(
         "penstock_rows_done_again_total",
         "Rows that were processed again after failures",
@@ -180,12 +182,12 @@ _CHECKPOINTS = (
     ),
     Family(
         "penstock_checkpoint_interval_seconds",
-        "How often the job is to complete one",
+        "The configured checkpoint interval",
         _one(lambda view: None if view.plan is None else view.plan.settings.interval_s),
     ),
     Family(
         "penstock_checkpoint_late",
-        "Whether a running job should have completed one by now",
+        "Whether a running job is late with its next checkpoint",
         _one(lambda view: float(view.is_late)),
     ),
     Family(
@@ -202,12 +204,12 @@ _CHECKPOINTS = (
     ),
     Family(
         "penstock_rows_since_checkpoint",
-        "Rows that are processed and in no completed checkpoint: after a failure they are processed again",
+        "Rows processed since the last completed checkpoint: after a failure they are processed again",
         _live(lambda live: live.rows_since_checkpoint),
     ),
     Family(
         "penstock_last_checkpoint_phase_seconds",
-        "How long each part of the last completed checkpoint took; of subtasks, the slowest",
+        "How long each phase of the last completed checkpoint took, for the slowest subtask",
         _phases,
         ("phase",),
     ),
@@ -230,20 +232,20 @@ _CHECKPOINTS = (
 _SOURCES = (
     Family(
         "penstock_source_rows_total",
-        "Rows read of a source",
+        "Rows read from a source",
         _sources(lambda _, source: source.rows),
         ("source",),
         counter=True,
     ),
     Family(
         "penstock_source_behind_rows",
-        "Rows that lie in a source and are not read yet, where that can be known and a run is up that looks",
+        "Unread rows in a source, if known and a run is up",
         _sources(lambda view, source: source_behind(view, source).now),
         ("source",),
     ),
     Family(
         "penstock_source_watermark_lag_seconds",
-        "How far the watermark of a source is behind the clock",
+        "How far the watermark of a source lags the clock",
         _sources(lambda view, source: _lag_s(view, source.watermark_us)),
         ("source",),
     ),
@@ -251,39 +253,39 @@ _SOURCES = (
 _OPERATORS = (
     Family(
         "penstock_operator_rows_total",
-        "Rows that came to an operator",
+        "Rows that an operator received",
         _operators(lambda _, operator: operator.rows),
         ("operator",),
         counter=True,
     ),
     Family(
         "penstock_operator_state_bytes",
-        "Bytes of its state",
+        "Bytes of state of an operator",
         _operators(lambda _, operator: operator.state_bytes),
         ("operator",),
     ),
     Family(
         "penstock_operator_state_files",
-        "Files of its state, over all subtasks: many want to be merged",
+        "State files of an operator, over all subtasks",
         _operators(lambda _, operator: operator.files),
         ("operator",),
     ),
     Family(
         "penstock_operator_watermark_lag_seconds",
-        "How far its watermark is behind the clock",
+        "How far the watermark of an operator lags the clock",
         _operators(lambda view, operator: _lag_s(view, operator.watermark_us)),
         ("operator",),
     ),
     Family(
         "penstock_operator_late_rows_total",
-        "Rows that came too late for it",
+        "Rows that arrived too late for an operator",
         _operators(lambda _, operator: operator.late_rows),
         ("operator",),
         counter=True,
     ),
     Family(
         "penstock_operator_bad_records_total",
-        "Rows that it could not take",
+        "Rows that an operator rejected",
         _operators(lambda _, operator: operator.bad_records),
         ("operator",),
         counter=True,
@@ -292,38 +294,38 @@ _OPERATORS = (
 _SINKS = (
     Family(
         "penstock_sink_rows_total",
-        "Rows that a sink was given",
+        "Rows that a sink received",
         _sinks(lambda _, sink: sink.rows),
         ("sink",),
         counter=True,
     ),
     Family(
         "penstock_sink_commits_waiting",
-        "Transactions that are pre-committed and not committed",
+        "Transactions that are pre-committed but not committed",
         _sinks(lambda _, sink: sink.waiting),
         ("sink",),
     ),
     Family(
         "penstock_sink_rows_waiting",
-        "Rows in them, which no reader sees yet",
+        "Rows in uncommitted transactions, which readers do not see yet",
         _sinks(lambda _, sink: sink.waiting_rows),
         ("sink",),
     ),
     Family(
         "penstock_sink_waiting_seconds",
-        "How long the oldest of them has waited; 0 when none does",
+        "The age of the oldest uncommitted transaction; 0 if there is none",
         _sinks(lambda view, sink: _since_s(view, sink.waiting_since)),
         ("sink",),
     ),
     Family(
         "penstock_sink_down",
-        "Whether commits of a sink do not come through",
+        "Whether the commits of a sink fail",
         _sinks(lambda _, sink: float(bool(sink.down))),
         ("sink",),
     ),
     Family(
         "penstock_sink_bad_records_total",
-        "Rows that it could not take",
+        "Rows that a sink rejected",
         _sinks(lambda _, sink: sink.bad_records),
         ("sink",),
         counter=True,
@@ -333,44 +335,44 @@ FAMILIES = (*_JOB, *_CHECKPOINTS, *_SOURCES, *_OPERATORS, *_SINKS)
 
 
 JOB_LABELS = ("job_id", "job_name")
-"""As Flink's own reporter names them."""
+"""The label names of Flink's own reporter."""
 _JOB_SCOPE = "flink_jobmanager_job_"
 _OPERATOR_SCOPE = "flink_taskmanager_job_task_operator_"
 
 
 def exposition(views: Iterable[JobView]) -> bytes:
-    """The text that Prometheus reads."""
+    """The metrics of all jobs in the text format of Prometheus."""
     return generate_latest(_registry(views))
 
 
-def metrics_route(looker: Looker, path: str = "/metrics") -> Route:
-    """The route for a Starlette application. Answers in the format that the client asks for."""
+def metrics_route(jobs: JobViews, path: str = "/metrics") -> Route:
+    """The route for Prometheus. It answers in the format that the client accepts."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(_registry(looker.views())), headers={"content-type": content_type})
+        return Response(encode(_registry(jobs.views())), headers={"content-type": content_type})
 
     return Route(path, metrics, methods=["GET"])
 
 
 def _registry(views: Iterable[JobView]) -> CollectorRegistry:
-    """One for each answer: nothing is kept between two."""
+    """A registry for one response."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Jobs(list(views)))
     return registry
 
 
 class _Jobs(Collector):
-    """All jobs at one moment."""
+    """Collects the metrics of all jobs at one moment."""
 
     def __init__(self, views: Sequence[JobView]) -> None:
         self._views = views
 
     def collect(self) -> Iterator[Metric]:
-        """Each family once, with the series of all jobs."""
+        """Yield each family once, with the series of all jobs."""
         yield GaugeMetricFamily(
             "flink_jobmanager_numRunningJobs",
-            "Jobs that run, or are about to",
+            "Jobs that are running or starting",
             value=sum(not is_over(view) for view in self._views),
         )
         yield from self._job_scope()
@@ -387,14 +389,14 @@ class _Jobs(Collector):
             yield metric
 
     def _operator_scope(self) -> Iterator[Metric]:
-        """What Flink has for each subtask is here for each operator as a whole."""
+        """Flink's metrics of subtasks, here for each operator as a whole."""
         found = {
             name: GaugeMetricFamily(_OPERATOR_SCOPE + name, text, labels=(*JOB_LABELS, "operator_name"))
             for name, text in _OPERATOR_DESCRIBED.items()
         }
         for view in self._views:
-            told = {(uid, name): value for uid, name, value in _operator_values(view)}
-            for (uid, name), value in told.items():
+            values = {(uid, name): value for uid, name, value in _operator_values(view)}
+            for (uid, name), value in values.items():
                 _add(found[name], (*_labels(view), uid), value)
         return iter(found.values())
 
@@ -408,11 +410,11 @@ class _Jobs(Collector):
 
 
 _OPERATOR_DESCRIBED = {
-    "numRecordsIn": "Rows that came to an operator or a sink",
-    "numRecordsOut": "Rows that a source has given",
-    "currentInputWatermark": "Its watermark, in milliseconds since the epoch",
-    "numLateRecordsDropped": "Rows that came too late for it",
-    "pendingRecords": "Rows that lie in a source and are not read yet",
+    "numRecordsIn": "Rows that an operator or a sink received",
+    "numRecordsOut": "Rows that a source emitted",
+    "currentInputWatermark": "The watermark, in milliseconds since the epoch",
+    "numLateRecordsDropped": "Rows that arrived too late for an operator",
+    "pendingRecords": "Unread rows in a source",
 }
 
 
@@ -434,7 +436,7 @@ def _operator_values(view: JobView) -> Iterator[tuple[str, str, float]]:
 
 
 def _add(metric: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: float) -> None:
-    """One series. A number that is too large to be one was never measured: somebody else has written that file."""
+    """Add one series. A number too large for a float was not measured: the file is forged."""
     with contextlib.suppress(OverflowError):
         metric.add_metric(labels, float(value))
 

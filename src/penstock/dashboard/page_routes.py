@@ -1,4 +1,4 @@
-"""The routes of pages, each with its JSON, and of savepoints. The dashboard's process.
+"""The routes of pages, each with its JSON. The dashboard's process.
 
 Pages and Flink's REST interface share some paths, such as `/jobs/{job}`. A client that accepts `text/html` gets the page, any other gets
 Flink's JSON. A savepoint's folder is only read or deleted if the journal names it and this server may use it: see `UiOptions.savepoints`.
@@ -23,11 +23,11 @@ from typing_extensions import override
 from penstock.dashboard import json_models, pages
 from penstock.dashboard.access import Access
 from penstock.dashboard.actions import allowed_actions
-from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.pages.render import PageFrame
 from penstock.dashboard.responses import HTML, JSON, ResponseCache, json_answer, page_answer
-from penstock.dashboard.savepoints import known_folder, look_into
+from penstock.dashboard.savepoint_disposal import known_folder, look_into
 from penstock.dashboard.state_reader import StateReader
+from penstock.dashboard.status_poller import Seen, StatusPoller
 from penstock.errors import ConfigError
 from penstock.requests.request_client import Outcome, outcome
 from penstock.status.view import CheckpointView, JobView
@@ -36,11 +36,11 @@ _CHECKPOINT = re.compile(r"(\d{1,18})-r(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,6}")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Render = Callable[..., str]
-"""What is shown, then the frame, into HTML: see `penstock.dashboard.pages.render`."""
+"""Renders its arguments and a `PageFrame` as HTML."""
 
 
 class BrowserRoute(Route):
-    """Only for those who ask for a page."""
+    """A route for clients that accept HTML."""
 
     @override
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -49,16 +49,16 @@ class BrowserRoute(Route):
 
 
 class Pages:
-    """The endpoints of pages and twins."""
+    """The endpoints of pages and their JSON twins."""
 
-    def __init__(self, looker: StorageLooker, access: Access, states: StateReader) -> None:
-        self._looker = looker
+    def __init__(self, poller: StatusPoller, access: Access, states: StateReader) -> None:
+        self._poller = poller
         self._access = access
         self._states = states
         self._cache = ResponseCache()
 
     def paths(self) -> dict[str, tuple[str, Endpoint, Endpoint]]:
-        """Of each page its path, that of its twin, and the endpoints of both."""
+        """For each page: its path, its endpoint, and the endpoint of its twin."""
         return {
             "overview": ("/", *self._of_all()),
             "job": ("/jobs/{job}", *self._of_view(pages.job, json_models.job)),
@@ -83,15 +83,15 @@ class Pages:
         }
 
     def twin_routes(self) -> list[Route]:
-        """Those of JSON."""
+        """The routes of the JSON twins."""
         return [Route(twin_of(path), twin) for path, _, twin in self.paths().values()]
 
     def browser_routes(self) -> list[Route]:
-        """Those for browsers, which come before Flink's."""
+        """The routes for browsers, which take precedence over Flink's."""
         return [BrowserRoute(path, page) for path, page, _ in self.paths().values()]
 
     def page_routes(self) -> list[Route]:
-        """The same for all others, which come behind Flink's."""
+        """The routes for all other clients, which come after Flink's."""
         return [Route(path, page) for path, page, _ in self.paths().values()]
 
     # ── all jobs ───────────────────────────────────────────────────────────────────────────────
@@ -99,25 +99,25 @@ class Pages:
     def _of_all(self) -> tuple[Endpoint, Endpoint]:
         async def page(request: Request) -> Response:
             frame = self._frame(request)
-            return self._page(pages.overview, frame, self._mark(), lambda: (self._looker.views(),))
+            return self._page(pages.overview, frame, self._mark(), lambda: (self._poller.views(),))
 
         async def twin(request: Request) -> Response:
-            problems = self._looker.problems
+            problems = self._poller.problems
             return self._twin(
-                request, self._mark(), lambda: json_models.overview(self._looker.views(), problems)
+                request, self._mark(), lambda: json_models.overview(self._poller.views(), problems)
             )
 
         return page, twin
 
     def _mark(self) -> Hashable:
-        return tuple(one.looked_at for one in self._looker.all_seen()), self._looker.problems
+        return tuple(one.looked_at for one in self._poller.all_seen()), self._poller.problems
 
     # ── one job ────────────────────────────────────────────────────────────────────────────────
 
     def _of_view(
         self, render: Render, twin_of_view: Callable[[JobView], object], *asked: str
     ) -> tuple[Endpoint, Endpoint]:
-        """A page that shows nothing but the view. `asked`: numbers that may follow its path, such as that of a part of a list."""
+        """A page that shows only the view. `asked`: numbers that the query may contain, such as the page of a list."""
 
         async def page(request: Request) -> Response:
             seen, numbers = self._seen(request), _numbers(request, asked)
@@ -147,7 +147,7 @@ class Pages:
                 return seen, one
         raise HTTPException(
             404,
-            f"no checkpoint {asked[:40]!r} of job {seen.view.name} is known: neither is it retained, nor is it in the journal; "
+            f"job {seen.view.name} has no checkpoint {asked[:40]!r}: it is neither retained nor in the journal; "
             "write it as NUMBER-rRUN, as in the list of checkpoints",
         )
 
@@ -169,13 +169,13 @@ class Pages:
 
     async def _actions(self, request: Request) -> Response:
         seen = self._seen(request)
-        said = await self._outcome(request, seen)
+        found = await self._outcome(request, seen)
         return self._page(
-            pages.actions, self._frame(request), (seen.looked_at, said), lambda: (seen.view, said)
+            pages.actions, self._frame(request), (seen.looked_at, found), lambda: (seen.view, found)
         )
 
     def refused_action(self, request: Request, seen: Seen, error: HTTPException) -> Response:
-        """The page of actions, at the path of one of them, with what was refused and why."""
+        """The page of actions, with the reason of a refusal."""
         frame = self._frame(request, request.scope["path"].rpartition("/")[0])
         return page_answer(pages.actions(seen.view, None, frame, error.detail), error.status_code)
 
@@ -191,7 +191,7 @@ class Pages:
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
     def _seen(self, request: Request) -> Seen:
-        return seen_job(self._looker, request)
+        return seen_job(self._poller, request)
 
     def _frame(self, request: Request, of: str = "", query: str = "") -> PageFrame:
         path: str = of or request.scope["path"]
@@ -201,7 +201,7 @@ class Pages:
             twin=twin_of(path),
             read_only=self._access.read_only,
             logged_in=self._access.needs_token,
-            problems=self._looker.problems,
+            problems=self._poller.problems,
         )
 
     def _page(
@@ -216,24 +216,24 @@ class Pages:
 
 
 def _numbers(request: Request, names: Sequence[str]) -> dict[str, int]:
-    """What follows the path. What is no number is passed over."""
+    """The numbers in the query; anything else is ignored."""
     found = {name: request.query_params.get(name, "") for name in names}
     return {name: int(text) for name, text in found.items() if _NUMBER.fullmatch(text)}
 
 
 def twin_of(path: str) -> str:
-    """Where the JSON of a page is."""
+    """The path of the JSON twin of a page."""
     return "/index.json" if path == "/" else f"{path}.json"
 
 
-def seen_job(looker: StorageLooker, request: Request) -> Seen:
-    """The job that a path names; 404 with the names that there are, when there is none."""
+def seen_job(poller: StatusPoller, request: Request) -> Seen:
+    """The job of a path; 404 with the names of all jobs if there is none."""
     asked = request.path_params["job"]
-    seen = looker.seen(asked)
+    seen = poller.seen(asked)
     if seen is not None:
         return seen
     try:
-        looker.found(asked[:200])
+        poller.found(asked[:200])
     except ConfigError as error:
         raise HTTPException(404, str(error)) from error
-    raise HTTPException(503, f"job {asked[:200]!r} has only just appeared; ask again")
+    raise HTTPException(503, f"job {asked[:200]!r} appeared just now; try again")

@@ -1,4 +1,4 @@
-"""What is answered: JSON for programs, a page for people, refusals as either; and the login. The dashboard's process."""
+"""Responses: JSON for programs, pages for people, refusals as either, static files, and the login. The dashboard's process."""
 
 from __future__ import annotations
 
@@ -33,55 +33,51 @@ ALWAYS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
-NOT_KEPT = "no-store"
-_USUAL = tuple(
-    (name.lower().encode(), value.encode()) for name, value in {**ALWAYS, "Cache-Control": NOT_KEPT}.items()
-)
-"""As they are sent: this is done for each answer."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """The JSON of an answer that says no."""
+    """The JSON of a refusal."""
 
     error: str
     status: int
 
 
 class FlinkProblem(msgspec.Struct, frozen=True):
-    """The same for Flink's own client. With any other field in it, that client tries again for a minute, and then shows only a trace."""
+    """The JSON of a refusal for Flink's client. With any other field, that client retries for a minute and then shows only a trace."""
 
     errors: tuple[str, ...]
 
 
 _FLINK = "/v1/"
-"""With what every path begins that Flink's client asks for."""
+"""The prefix of every path that Flink's client requests."""
 
 
 def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A struct, or what is made of lists and dictionaries."""
+    """A JSON response from a struct, or from lists and dictionaries."""
     encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
     return Response(encoded, status, headers, JSON)
 
 
 def page_answer(html: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A page."""
+    """A response with an HTML page."""
     return Response(html, status, headers, HTML)
 
 
 def with_usual_headers(headers: MutableHeaders) -> None:
-    """Those that every answer has; what shows data is kept by no cache."""
-    there = {name for name, _ in headers.raw}
-    headers.raw.extend(pair for pair in _USUAL if pair[0] not in there)
+    """Add the headers of every response; by default, no cache keeps it."""
+    for name, value in ALWAYS.items():
+        headers.setdefault(name, value)
 
 
 def wants_page(method: str, path: str, accept: str) -> bool:
-    """Whether a person with a browser has asked."""
+    """Whether the request comes from a person with a browser."""
     return method in ("GET", "HEAD", "POST") and "text/html" in accept and not path.endswith(".json")
 
 
 def refused(request: Request, status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A refusal, as a page or as JSON."""
+    """A refusal: a page for a browser, JSON for a program."""
     path = request.scope["path"]
     if wants_page(request.method, path, request.headers.get("accept", "")):
         return page_answer(pages.problem(status, why, PageFrame()), status, headers)
@@ -94,13 +90,13 @@ def refused(request: Request, status: int, why: str, headers: Mapping[str, str] 
 
 
 def local_path(text: str) -> str:
-    """Where to go after the login: a path of this server, or the first page."""
+    """The path to open after the login: a path of this server, or the first page."""
     is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
     return text if is_local else "/"
 
 
 def _is_encrypted(request: Request) -> bool:
-    """Whether the browser speaks TLS, with this server or with a proxy before it. Who says so wrongly only loses a cookie."""
+    """Whether the browser uses TLS, with this server or with a proxy. A client that lies about it only loses its cookie."""
     schemes = (
         request.url.scheme,
         request.headers.get("x-forwarded-proto", "").partition(",")[0].strip(),
@@ -110,7 +106,7 @@ def _is_encrypted(request: Request) -> bool:
 
 
 def with_cookie(answer: Response, access: Access, request: Request) -> Response:
-    """The same, with a new cookie."""
+    """Add a new session cookie to a response."""
     answer.set_cookie(
         access.cookie_name,
         access.new_cookie(),
@@ -127,14 +123,14 @@ MOST_BYTES = 32 * 1024 * 1024
 
 
 class ResponseCache:
-    """The newest answers, bounded in number and in bytes."""
+    """The newest responses, shared by all open pages; bounded in number and in bytes."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[Hashable, tuple[Hashable, bytes]] = OrderedDict()
         self._bytes = 0
 
     def get(self, asked: Hashable, mark: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The answer to `asked`. It is made anew when `mark`, the version of what it shows, has changed."""
+        """The response to `asked`. It is made again when `mark`, the version of its data, has changed."""
         before = self._answers.get(asked)
         if before is not None and before[0] == mark:
             self._answers.move_to_end(asked)
@@ -163,7 +159,7 @@ _TYPES = {
 
 
 class StaticFiles:
-    """All of them, in memory."""
+    """The files that pages need, in memory. A path is looked up among their names, so it cannot lead elsewhere."""
 
     def __init__(self) -> None:
         self._answers = {
@@ -172,11 +168,11 @@ class StaticFiles:
 
     @property
     def names(self) -> frozenset[str]:
-        """What there is."""
+        """The names of all files."""
         return frozenset(self._answers)
 
     def route(self) -> Route:
-        """`/static/...`."""
+        """The route of all files: `/static/...`."""
         return Route("/static/{name:path}", self._answer, methods=["GET"])
 
     async def _answer(self, request: Request) -> Response:
@@ -187,7 +183,7 @@ class StaticFiles:
 
 
 class _Answer:
-    """One file, which a browser may keep as long as it asks whether it is still the same."""
+    """One file, which a browser may cache and revalidate."""
 
     def __init__(self, name: str, data: bytes) -> None:
         kind = (

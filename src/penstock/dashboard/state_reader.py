@@ -1,8 +1,8 @@
-"""Reading state in a process of its own, which has little memory and little time. The dashboard's process.
+"""Reads state in a child process with little memory and little time. The dashboard's process, and the child.
 
-Whoever reaches the storage may have put a file there that says it has few rows, and unpacks to gigabytes. No size that it declares is
-believed, whichever backend has written it: the system refuses the process more memory than `MEMORY_BYTES` (on Linux; other systems
-do not bound it), and it is ended after `SECONDS`. The checkpoint is held here, so that a process that was ended leaves no hold behind.
+A hostile file in the storage may declare few rows and unpack to gigabytes. No declared size is trusted, whatever the backend: the system
+limits the memory of the process to `MEMORY_BYTES` (on Linux; other systems do not bound it), and the process is killed after `SECONDS`. The
+parent holds the checkpoint, so a killed process leaves no hold.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from starlette.routing import Route
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.dashboard import pages
-from penstock.dashboard.looking import Seen
 from penstock.dashboard.responses import json_answer, page_answer
+from penstock.dashboard.status_poller import Seen
 from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named
@@ -54,21 +54,23 @@ from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration, size
 
 MEMORY_BYTES = 1 << 30
-"""Above what it has when it begins; files that it maps are in it."""
+"""The memory of the process above its initial size; mapped files count."""
 SECONDS = 30.0
-"""A reading ends by itself after 10; opening files is not counted in those."""
+"""The time of the process. Reading alone is limited to 10 seconds; opening files takes more."""
 LARGEST_ANSWER_BYTES = 8 << 20
 NO_ROOM = 3
-"""How the process ends that got no more memory; 1 is any other error, which it tells."""
+"""The exit code if memory runs out; 1 is any other error, which the process reports."""
 _FAILED = 1
 _LAST_CHARACTERS = 500
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Other pools, and one for each thread, set much aside that is never used, and that counts."""
-_MODESTLY = "import os, sys; os.nice(15); from penstock.dashboard.state_reader import main; sys.exit(main())"
+"""Other memory pools, and pools for each thread, reserve memory that they never use but that counts."""
+_CHILD_PROGRAM = (
+    "import os, sys; os.nice(15); from penstock.dashboard.state_reader import main; sys.exit(main())"
+)
 
 
 class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process is told on its standard input."""
+    """The request on the standard input of the process."""
 
     storage: str
     checkpoint: int
@@ -79,7 +81,7 @@ class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateFailure(msgspec.Struct, frozen=True):
-    """What it says instead of an answer."""
+    """The error that the process reports instead of an answer."""
 
     error: str
     why: str
@@ -89,15 +91,15 @@ _FAILURES = msgspec.json.Decoder(StateFailure)
 
 
 class _GivenUpError(Exception):
-    """A limit was met. No error of ours: a newer checkpoint would not be read instead, it would meet the same."""
+    """A limit was reached. Not a `PenstockError`, so that no other checkpoint is tried: it would reach the same limit."""
 
 
 def read_in_process(storage: Storage, question: Question) -> bytes:
-    """The answer as JSON; raises `ConfigError` about the question, and `UnavailableError` when the reading was given up."""
-    looked_at = BoundedReading(storage)
+    """The answer as JSON; raises `ConfigError` for a wrong question, `UnavailableError` if a limit was reached."""
+    reading = BoundedReading(storage)
 
     def read(completed: Completed) -> bytes:
-        check_question(looked_at, completed, question)
+        check_question(reading, completed, question)
         return _answered(
             StateRequest(
                 storage=storage.uri,
@@ -110,31 +112,31 @@ def read_in_process(storage: Storage, question: Question) -> bytes:
         )
 
     try:
-        return read_held(looked_at, read, why=question.why)
+        return read_held(reading, read, why=question.why)
     except _GivenUpError as error:
         raise UnavailableError(
-            f"the look-up in {question.state} of {question.operator} was given up: {error}. The job is not touched by it. Read this state "
-            "with Spark, by ps.read_state; if it should be small, its files are not what the job has written",
+            f"the look-up in {question.state} of {question.operator} was given up: {error}. The job is not affected. Read this state "
+            "with Spark, using ps.read_state; if it should be small, its files may be forged",
             operator=question.operator,
         ) from error
 
 
-def _answered(wish: StateRequest) -> bytes:
+def _answered(request: StateRequest) -> bytes:
     with tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch:
         try:
             done = subprocess.run(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-c", _MODESTLY],
-                input=msgspec.json.encode(wish),
+                [sys.executable, "-P", "-c", _CHILD_PROGRAM],
+                input=msgspec.json.encode(request),
                 capture_output=True,
-                timeout=wish.seconds,
+                timeout=request.seconds,
                 env=_environment(scratch),
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise _GivenUpError(f"it takes longer than {duration(wish.seconds)}") from error
+            raise _GivenUpError(f"it took longer than {duration(request.seconds)}") from error
     if done.returncode == 0:
         return done.stdout
-    raise _why(done, wish)
+    raise _why(done, request)
 
 
 def _environment(scratch: str) -> dict[str, str]:
@@ -142,26 +144,26 @@ def _environment(scratch: str) -> dict[str, str]:
     return {**ours, **_ENVIRONMENT, "TMPDIR": scratch}
 
 
-def _why(done: subprocess.CompletedProcess[bytes], wish: StateRequest) -> Exception:
+def _why(done: subprocess.CompletedProcess[bytes], request: StateRequest) -> Exception:
     status = done.returncode
-    room = size(wish.memory_bytes)
+    room = size(request.memory_bytes)
     if status == NO_ROOM:
-        return _GivenUpError(f"it takes more than {room} of memory")
+        return _GivenUpError(f"it needs more than {room} of memory")
     if status < 0:
         return _GivenUpError(
-            f"its process was ended by {signal.Signals(-status).name}, as one is that takes more than {room} of memory or "
-            f"{duration(wish.seconds)} of a processor"
+            f"its process was killed by {signal.Signals(-status).name}, which happens if it needs more than {room} of memory or "
+            f"{duration(request.seconds)} of processor time"
         )
     try:
         failed = decoded(_FAILURES, done.stdout)
     except msgspec.DecodeError:
-        said = done.stderr.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
-        return InternalError(f"the process that reads state ended with {status}: {said}")
+        last = done.stderr.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
+        return InternalError(f"the process that reads state ended with {status}: {last}")
     return error_named(failed.error, failed.why)
 
 
 AT_A_TIME = 2
-"""Readings of rows."""
+"""The limit of concurrent reads of rows."""
 KEPT = 50
 MOST_KEYS = 100
 _DIGITS = 10
@@ -173,14 +175,14 @@ _LARGEST = msgspec.json.Decoder(LargestKeys)
 
 
 class StateReader:
-    """Reads for all who ask. By many threads."""
+    """Reads state for all requests. Thread-safe."""
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(AT_A_TIME)
         self._contents: dict[_Name, StateContents] = {}
 
     def contents(self, seen: Seen) -> StateContents | None:
-        """What is in the newest checkpoint; None when there is none. Read once for each checkpoint."""
+        """The contents of the newest checkpoint; None if there is none. Each checkpoint is read once."""
         retained = next((one for one in seen.view.checkpoints if _is_readable(one)), None)
         if retained is None:
             return None
@@ -194,7 +196,7 @@ class StateReader:
         return found
 
     def reading(self, read: Callable[[], _T]) -> _T:
-        """Read rows, unless too many do."""
+        """Read rows, unless too many requests do; then raises 503."""
         with self._turn():
             return read()
 
@@ -203,7 +205,7 @@ class StateReader:
         if not self._free.acquire(blocking=False):
             raise HTTPException(
                 503,
-                f"{AT_A_TIME} others are reading state, and more would take too much from the machine; ask again in some seconds",
+                f"{AT_A_TIME} other requests are reading state, which is the limit; try again in some seconds",
                 {"Retry-After": "5"},
             )
         try:
@@ -215,7 +217,7 @@ class StateReader:
 def lookup_routes(seen_job: Callable[[Request], Seen], states: StateReader) -> list[Route]:
     """`GET /jobs/{job}/state/{operator}/{state}.json?key=...`, once for each column of the key, or `key.COLUMN=...`; or `?largest=20`.
 
-    With `.html` the same as a part of the page of state.
+    With `.html`, the same as a part of the State page.
     """
 
     async def answered(request: Request) -> tuple[Question, bytes]:
@@ -243,7 +245,7 @@ def _question(request: Request) -> Question:
 
 
 def asked_key(request: Request) -> dict[str, str] | list[str]:
-    """The key, by column where columns are named."""
+    """The key, by column if the query names columns."""
     query = request.query_params
     named = {name.removeprefix(_COLUMN): query[name] for name in query if name.startswith(_COLUMN)}
     return named or query.getlist("key")
@@ -253,19 +255,19 @@ def _is_readable(one: CheckpointView) -> bool:
     return one.retained and one.status is CheckpointStatus.COMPLETED
 
 
-_WISHES = msgspec.json.Decoder(StateRequest)
+_REQUESTS = msgspec.json.Decoder(StateRequest)
 
 
 def main() -> int:
-    """Read the wish, then the state within its limits, and say what was found; returns the exit code."""
-    wish = _WISHES.decode(sys.stdin.buffer.read())
+    """In the child: read the request, then the state within its limits, and write the answer; returns the exit code."""
+    request = _REQUESTS.decode(sys.stdin.buffer.read())
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    _bound(wish)
+    _bound(request)
     try:
-        sys.stdout.buffer.write(_found(wish))
+        sys.stdout.buffer.write(_found(request))
     except Exception as error:  # noqa: BLE001 - raised again in the dashboard
-        if _is_want_of_memory(error):
+        if _is_out_of_memory(error):
             return NO_ROOM
         failed = StateFailure(type(error).__name__, str(error) or type(error).__name__)
         sys.stdout.buffer.write(msgspec.json.encode(failed))
@@ -273,50 +275,50 @@ def main() -> int:
     return 0
 
 
-def _found(wish: StateRequest) -> bytes:
-    storage = open_storage(wish.storage)
-    name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
+def _found(request: StateRequest) -> bytes:
+    storage = open_storage(request.storage)
+    name = CheckpointName(CheckpointId(request.checkpoint), RunId(request.run))
     completed = read_metadata(storage, name)
     _refuse_links(storage, [name.metadata, *sorted(completed.files)])
-    encoded = msgspec.json.encode(answer(storage, completed, wish.question))
+    encoded = msgspec.json.encode(answer(storage, completed, request.question))
     if len(encoded) > LARGEST_ANSWER_BYTES:
         raise UnavailableError(
-            f"what was found in {wish.question.state} of {wish.question.operator} has {size(len(encoded))}, and no more than "
-            f"{size(LARGEST_ANSWER_BYTES)} are shown; read this state with Spark, by ps.read_state",
-            operator=wish.question.operator,
+            f"the answer for {request.question.state} of {request.question.operator} has {size(len(encoded))}, more than "
+            f"the limit of {size(LARGEST_ANSWER_BYTES)}; read this state with Spark, using ps.read_state",
+            operator=request.question.operator,
         )
     return encoded
 
 
 def _refuse_links(storage: Storage, names: Iterable[str]) -> None:
-    """What lies behind one may be state of another job, which this one's readers are not to see."""
+    """Refuse links: they may lead to the state of another job, which these readers may not see."""
     linked = next((one for one in names if isinstance(storage, LocalStorage) and storage.leads_away(one)), "")
     if linked:
         raise CorruptStateError(
-            f"{linked} in {storage.uri} is a link, or lies behind one: Penstock makes none there, and nothing behind it was shown; look "
-            "who made it",
+            f"{linked} in {storage.uri} is a link, or is reached through one: Penstock makes no links there, so it was not read; find "
+            "out what made it",
             file=linked,
         )
 
 
-def _bound(wish: StateRequest) -> None:
-    """What holds however native code comes by its memory. A dashboard that dies cannot end this process, so it ends by itself, too."""
-    _at_most(resource.RLIMIT_CPU, math.ceil(wish.seconds))
+def _bound(request: StateRequest) -> None:
+    """Set limits that also hold for native code, and after the death of the dashboard."""
+    _at_most(resource.RLIMIT_CPU, math.ceil(request.seconds))
     _at_most(resource.RLIMIT_FSIZE, USUAL_LIMITS.fetched_bytes)
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _at_most(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGESIZE") + wish.memory_bytes)
+        _at_most(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGESIZE") + request.memory_bytes)
 
 
 def _at_most(what: int, most: int) -> None:
-    """Never more than this process was given from above."""
+    """Set a limit, at most the inherited one."""
     _, above = resource.getrlimit(what)
     most = most if above == resource.RLIM_INFINITY else min(most, above)
     resource.setrlimit(what, (most, most))
 
 
-def _is_want_of_memory(error: BaseException | None) -> bool:
-    """Also where it was told as something else."""
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, even if another error reports it."""
     while error is not None:
         if isinstance(error, MemoryError):
             return True

@@ -1,10 +1,10 @@
-"""Server-sent events: a line whenever a job looks different, so that open pages show it. The dashboard's process.
+"""Server-sent events: a message for every change of a job, so that open pages update. The dashboard's process.
 
     event: change
     id: 17
     data: {"revision":17,"jobs":[{"id":"...","name":"views","state":"running", ...}]}
 
-A stream says first how all its jobs are. A comment every 15 seconds keeps proxies, and shows a client that is gone.
+The first message has the state of all jobs. A comment every 15 seconds keeps proxies open and detects closed clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.access import MOST_STREAMS
-from penstock.dashboard.looking import EVERY_S, Seen, StorageLooker
+from penstock.dashboard.status_poller import EVERY_S, Seen, StatusPoller
 from penstock.status.view import JobState
 
 HEARTBEAT_S = 15.0
@@ -28,11 +28,11 @@ RETRY_S = 10
 _STREAM = "text/event-stream"
 _HEARTBEAT = b": still here\n\n"
 _FIRST = f"retry: {RETRY_S * 100}\n\n".encode()
-"""A page whose stream has ended tries again after a second: the server may have been started anew."""
+"""A page whose stream ended reconnects after a second: the server may have restarted."""
 
 
 class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page needs to know to decide whether it reloads a part."""
+    """What a page needs to decide whether to reload a part."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
     run: int
     batch: int
     checkpoint: int
-    """The newest completed one, and how many are known; the same of failures."""
+    """The newest completed checkpoint."""
     checkpoints: int
     failures: int
     pending: int
@@ -49,7 +49,7 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """One message."""
+    """One message of a stream."""
 
     revision: int
     jobs: tuple[ChangedJob, ...]
@@ -58,34 +58,34 @@ class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Streams:
-    """Those that are open; no more than `most` at a time."""
+    """The open event streams, at most `most` at a time."""
 
     def __init__(
         self,
-        looker: StorageLooker,
+        poller: StatusPoller,
         *,
         most: int = MOST_STREAMS,
         every_s: float = EVERY_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._looker = looker
+        self._poller = poller
         self._most = most
         self._every_s = every_s
         self._clock = clock
         self.open = 0
 
     def routes(self, seen_job: Callable[[Request], Seen]) -> list[Route]:
-        """Of all jobs, and of one."""
+        """The routes for all jobs and for one job."""
 
         async def of_all(request: Request) -> Response:
-            return self._stream(request, self._looker.all_seen)
+            return self._stream(request, self._poller.all_seen)
 
         async def of_one(request: Request) -> Response:
             seen_job(request)
             asked = request.path_params["job"]
 
             def look() -> Sequence[Seen]:
-                seen = self._looker.seen(asked)
+                seen = self._poller.seen(asked)
                 return () if seen is None else (seen,)
 
             return self._stream(request, look)
@@ -101,7 +101,7 @@ class Streams:
         if self.open >= self._most:
             raise HTTPException(
                 503,
-                f"{self._most} event streams are open, and more are not allowed; close pages, or ask for the JSON of a page",
+                f"{self._most} event streams are open, which is the limit; close pages, or request the JSON of a page",
                 {"Retry-After": str(RETRY_S)},
             )
         self.open += 1
@@ -112,22 +112,22 @@ class Streams:
 
     async def _messages(self, look: Callable[[], Sequence[Seen]]) -> AsyncIterator[bytes]:
         yield _FIRST
-        told: dict[str, int] = {}
-        said_at = self._clock.monotonic()
+        sent: dict[str, int] = {}
+        sent_at = self._clock.monotonic()
         while True:
-            change = changes(told, look())
+            change = changes(sent, look())
             now = self._clock.monotonic()
             if change is not None:
-                said_at = now
+                sent_at = now
                 yield _message(change)
-            elif now - said_at >= HEARTBEAT_S:
-                said_at = now
+            elif now - sent_at >= HEARTBEAT_S:
+                sent_at = now
                 yield _HEARTBEAT
             await asyncio.sleep(self._every_s)
 
 
 class _Streaming(StreamingResponse):
-    """A stream that says when it has ended, however it ends: also when it never began."""
+    """A stream that reports its end, even if it never began."""
 
     def __init__(self, messages: AsyncIterator[bytes], closed: Callable[[], None]) -> None:
         super().__init__(messages, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
@@ -140,15 +140,15 @@ class _Streaming(StreamingResponse):
             self._closed()
 
 
-def changes(told: dict[str, int], seen: Sequence[Seen]) -> JobChanges | None:
-    """What is to be said to somebody who was told these revisions, by id; None when nothing is new. `told` is brought up to date."""
-    new = tuple(_changed(one) for one in seen if told.get(one.job.id) != one.revision)
-    gone = tuple(id_ for id_ in told if id_ not in {one.job.id for one in seen})
+def changes(sent: dict[str, int], seen: Sequence[Seen]) -> JobChanges | None:
+    """The changes for a client that knows these revisions, by id; None if nothing is new. Updates `sent`."""
+    new = tuple(_changed(one) for one in seen if sent.get(one.job.id) != one.revision)
+    gone = tuple(id_ for id_ in sent if id_ not in {one.job.id for one in seen})
     if not new and not gone:
         return None
-    told.update({one.id: one.revision for one in new})
+    sent.update({one.id: one.revision for one in new})
     for id_ in gone:
-        del told[id_]
+        del sent[id_]
     return JobChanges(revision=max((one.revision for one in seen), default=0), jobs=new, gone=gone)
 
 

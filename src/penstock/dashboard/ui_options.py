@@ -1,6 +1,6 @@
-"""What `ui=` of a start, and the options of `penstock dashboard`, mean: where the server listens, and who may do what. Pure.
+"""The options of `ui=` and of `penstock dashboard`: where the server listens, and who may do what. Pure.
 
-Refused here is what can be refused before anything starts. Driver, and the dashboard's process.
+They are checked before anything starts. Driver, and the dashboard's process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock.errors import ConfigError
 from penstock.ids import SYSTEM_RANDOMNESS
 
 TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
-"""The variable of the environment that a token may be in: arguments of programs can be seen by everybody on a machine."""
+"""The environment variable for the token: every user of a machine can see the arguments of programs."""
 USUAL_HOST = "127.0.0.1"
 USUAL_PORT = 8090
 MORE_PORTS = 20
-"""With `ui=True` so many ports are tried, from the usual one on: several jobs may run on one machine."""
+"""The ports that `ui=True` tries, from the usual one on: several jobs may run on one machine."""
 LARGEST_PORT = 65535
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 512
-"""Characters. A cookie is made of the token: from a short one it could be guessed."""
+"""In characters. Cookies are derived from the token: a short token could be guessed from one."""
 MADE_TOKEN_DIGITS = 48
 _FORMS = "write ui='127.0.0.1:8090', ui=':8090', ui=8090, or ui=True for the first free port from 8090 on"
 
@@ -31,10 +31,10 @@ _FORMS = "write ui='127.0.0.1:8090', ui=':8090', ui=8090, or ui=True for the fir
 class Ui:
     """The pages of a job: `job.start(ui=ps.Ui("127.0.0.1:8090", read_only=True))`.
 
-    `address`: where they are served, as a text or a port; True: the first free port from 8090 on.
-    `token`: what a reader needs to open them, also from PENSTOCK_UI_TOKEN; on a loopback address one is made by default, and logged.
-    `read_only`: readers can change nothing. `names`: host names by which readers reach the server, besides its address.
-    `savepoints`: folders below which readers may make and delete savepoints, besides the one beside the job.
+    `address`: the address of the pages, as a string or a port; True: the first free port from 8090 on.
+    `token`: the token that readers need, also from PENSTOCK_UI_TOKEN; on a loopback address, one is generated and logged by default.
+    `read_only`: readers can change nothing. `names`: host names of the server, besides its address.
+    `savepoints`: folders below which readers may make and delete savepoints, besides the folder of the job's own savepoints.
     """
 
     address: str | int | bool = True
@@ -45,19 +45,19 @@ class Ui:
 
 
 class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server listens and whom it lets in. Its text form does not show the token."""
+    """Where the server listens and who has access. Its `repr` does not show the token."""
 
     host: str = USUAL_HOST
     ports: tuple[int, ...] = (USUAL_PORT,)
-    """The first that is free is taken; 0 is any."""
+    """The server uses the first free one; 0 is any port."""
     token: str | None = None
     token_is_made: bool = False
-    """Nobody gave a token, so this one was made: whoever starts the server is told it, as part of an address."""
+    """The token was generated, so the printed address contains it."""
     read_only: bool = False
     names: tuple[str, ...] = ()
-    """Names by which people reach the server, besides its address: that of a machine, or of a proxy."""
+    """Host names of the server, besides its address: that of a machine, or of a proxy."""
     savepoints: tuple[str, ...] = ()
-    """Folders below which savepoints may be made and deleted from here, besides the one beside each job."""
+    """Folders below which savepoints may be made and deleted, besides the folder of each job's own savepoints."""
 
     @classmethod
     def checked(
@@ -69,16 +69,16 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
         names: Sequence[str] = (),
         savepoints: Sequence[str] = (),
     ) -> UiOptions:
-        """What somebody has given; raises `ConfigError` that says what can be given. `ui` is a text, a port, or `True`.
+        """Check the given options; raises `ConfigError` with the allowed forms. `ui` is a string, a port, or `True`.
 
-        Without a token one is made: every user of a machine reaches its loopback address.
+        Without a token, one is generated: every user of a machine can reach its loopback address.
         """
         place = _place(ui)
         _check_token(token)
         if token is None and not is_loopback(place.host):
             raise ConfigError(
-                f"ui={ui!r} can be reached from other machines, and whoever reaches it can stop the job: it needs a token. Give one of "
-                f"{SHORTEST_TOKEN} characters or more (PENSTOCK_UI_TOKEN, a file given to --token-file or --ui-token-file, or ui_token=), "
+                f"ui={ui!r} can be reached from other machines, and its pages can stop the job: it needs a token. Give one of "
+                f"{SHORTEST_TOKEN} characters or more (PENSTOCK_UI_TOKEN, a file for --token-file or --ui-token-file, or ui_token=), "
                 "or listen on 127.0.0.1 only",
                 ui=ui,
             )
@@ -93,7 +93,7 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def opening_address(self, port: int) -> str:
-        """What a person opens: with the token, if it was made here; whoever gave one knows it."""
+        """The address to open, with the token if it was generated."""
         address = address_of(self.host, port)
         return f"{address}/login?token={self.token}" if self.token_is_made else address
 
@@ -132,28 +132,30 @@ def _host(text: str, ui: str) -> str:
     if ":" in bare and (bare == text or not _is_address(bare)):
         raise ConfigError(f"ui={ui!r} is not allowed: write an IPv6 address as '[::1]:8090'", ui=ui)
     if any(character.isspace() or character in "/@?#" for character in bare):
-        raise ConfigError(f"ui={ui!r} is no address of this machine: {_FORMS}", ui=ui)
+        raise ConfigError(f"ui={ui!r} is not an address of this machine: {_FORMS}", ui=ui)
     return bare or USUAL_HOST
 
 
 def _several(option: str, given: Sequence[str]) -> tuple[str, ...]:
-    """A text alone would be taken for its letters."""
+    """Check a list of strings: a single string would be taken for its letters."""
     if isinstance(given, str) or not all(isinstance(one, str) and one.strip() for one in given):
-        raise ConfigError(f"{option}={given!r} is not allowed: give a list of texts, such as {option}=[...]")
+        raise ConfigError(
+            f"{option}={given!r} is not allowed: give a list of strings, such as {option}=[...]"
+        )
     return tuple(given)
 
 
 def _whole_path(folder: str) -> str:
     if not folder.startswith("/") or not folder.strip("/"):
         raise ConfigError(
-            f"{folder!r} is no folder for savepoints: write a whole path that begins with /, and not / itself",
+            f"{folder!r} is not a folder for savepoints: write an absolute path, and not / itself",
             folder=folder,
         )
     return folder
 
 
 def _check_token(token: str | None) -> None:
-    """The token itself is in no message."""
+    """Check the token, without showing it in a message."""
     if token is None:
         return
     if not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
@@ -163,8 +165,8 @@ def _check_token(token: str | None) -> None:
         )
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise ConfigError(
-            "the token of the dashboard has characters that cannot be sent in a header of HTTP; use letters and digits, such as "
-            "`openssl rand -hex 24` gives",
+            "the token of the dashboard has characters that an HTTP header cannot contain; use letters and digits, for example from "
+            "`openssl rand -hex 24`",
         )
 
 
@@ -177,12 +179,12 @@ def _is_address(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it. A name other than `localhost` may lead anywhere."""
+    """Whether only this machine can reach a host. A name other than `localhost` may lead anywhere."""
     if host.lower() == "localhost":
         return True
     return _is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def address_of(host: str, port: int) -> str:
-    """As a person opens it: `http://127.0.0.1:8090`."""
+    """The URL of a server, such as `http://127.0.0.1:8090`."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -323,7 +323,7 @@ class Task(ABC):
     # ── rows as Spark hands them over ──
 
     def rows_given(self, table: pa.Table) -> int:
-        """How many rows of the stream these stand for."""
+        """The number of rows of the stream that these rows stand for."""
         return int(table.num_rows)
 
     def shown_columns(self, table: pa.Table) -> list[str]:

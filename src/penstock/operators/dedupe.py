@@ -18,10 +18,11 @@ from penstock.config import Duration, duration_us, seconds
 from penstock.errors import ConfigError
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator, Spec, Task, TaskContext
 from penstock.operators.columns import as_batch
-from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, Timed, in_range, judged_by_time
+from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, in_range, judged_by_time
 from penstock.operators.grouping import PieceLimits, group_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.row_order import Numbers
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
@@ -53,7 +54,7 @@ class Dedupe(Operator):
     def checked(
         cls, uid: str, upstream: Node, *, on: str | Sequence[str], within: Duration, event_time: str | None
     ) -> Dedupe:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises a `ConfigError` that says what is wrong."""
         keys = (on,) if isinstance(on, str) else tuple(on)
         if not keys or not all(isinstance(key, str) and key for key in keys) or len(set(keys)) < len(keys):
             raise ConfigError(
@@ -87,7 +88,7 @@ class Dedupe(Operator):
 
 @dataclass(frozen=True)
 class DedupeSpec(Spec):
-    """What `dedupe` was asked for, and the columns of the stream; `time` is the column with the event time."""
+    """The options of `dedupe`, and the columns of the stream; `time` is the column with the event time."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -95,7 +96,7 @@ class DedupeSpec(Spec):
     within_us: int
 
     def layout(self) -> StateLayout:
-        """What is kept: for each value the moments at which a row has passed, as long as a row may be near to them."""
+        """For each value, the moments at which a row has passed, as long as a row may be near to them."""
         key = pa.schema([self.columns.field(name) for name in self.keys])
         lifetime = Lifetime((), stamp_name(PASSED, Measure.WATERMARK), self.within_us, Measure.WATERMARK)
         passed = TableLayout(
@@ -185,7 +186,7 @@ def _first_ones(spec: DedupeSpec, state: OpenState, keys: KeyBatch, rows: Timed)
 
 
 def first_apart(rows: Timed, open_: Flags, within_us: int) -> Flags:
-    """Of the open rows, by key and then as they came, those that are not too near to one of their key that has passed before."""
+    """Which of the open rows pass: those not too near to an earlier row of their key that passed. Rows are by key, then as they came."""
     passed = np.zeros(len(rows), dtype=np.bool_)
     left: Numbers = np.flatnonzero(open_)
     for _ in range(ROUNDS):

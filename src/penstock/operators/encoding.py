@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.operators.python_values import has_map, python_values
-from penstock.operators.state.cells import Cell
+from penstock.operators.state.cells import Cell, shown
 from penstock.state.ddl import spark_type
 from penstock.state.sizes import cut
 
@@ -62,7 +62,6 @@ _CONTAINERS = frozenset({dict, list, tuple})
 _TEXTS = (str, bytes, bytearray, memoryview)
 """Sequences, which Arrow takes for lists of their letters."""
 _MIDNIGHT = time()
-_SHOWN = 200
 _FLOAT = struct.Struct("f")
 
 
@@ -119,14 +118,8 @@ def _encode_one(value: Any, field: pa.Field, what: str) -> None:
         encoded([value], field.type)
     except CANNOT_ENCODE as error:
         raise BadRecordError(
-            f"{what} {_short(value)} for {field.name!r}, which is not of type {spark_type(field.type)}: {_short(error)}"
+            f"{what} {shown(value)} for {field.name!r}, which is not of type {spark_type(field.type)}: {shown(error)}"
         ) from error
-
-
-def _short(value: object) -> str:
-    """The value, cut to the length of a log line: one value may be megabytes."""
-    text = str(value) if isinstance(value, Exception) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 # --- what Arrow takes, and changes ---
@@ -192,7 +185,7 @@ def _check_moment(value: Any) -> None:
 
 
 def _nanoseconds(value: Any) -> int:
-    """Those of a moment of pandas, which Arrow drops."""
+    """The nanoseconds of a pandas moment, which Arrow drops."""
     return getattr(value, "nanosecond", 0)
 
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.operators.columns import as_batch
+from penstock.operators.row_order import Numbers
 from penstock.state.keys import Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.state.sizes import PART_BYTES, in_batches
@@ -28,7 +29,6 @@ from penstock.wording import counted
 
 Times = npt.NDArray[np.int64]
 """Microseconds since the epoch."""
-Numbers = npt.NDArray[np.int64]
 _BITS = 62
 
 
@@ -68,7 +68,7 @@ class TimeColumn:
     """Whether a row without a time that is believed ends the run, as the source of the rows says."""
 
     def within(self, limits: TimeLimits) -> TimeColumn:
-        """The same column with these limits."""
+        """This column with these limits."""
         return replace(self, ahead_us=limits.ahead_us, refuses_absurd=limits.refuses_absurd)
 
 
@@ -96,7 +96,7 @@ class OperatorClock:
         return max(self.before_us - lateness_us, self.over_us)
 
     def at_any_time(self) -> OperatorClock:
-        """The same clock, for which no row is late because of its time alone."""
+        """This clock, with no row late because of its time alone."""
         return replace(self, before_us=LONG_AGO_US, over_us=LONG_AGO_US)
 
     @property
@@ -105,12 +105,15 @@ class OperatorClock:
         return next((us for us in (self.watermark_us, self.before_us) if us < FAR_AWAY_US), LONG_AGO_US)
 
     def judging(self, time: TimeColumn) -> OperatorClock:
-        """The same for rows with this time. The source of the rows decides which times are absurd; those of results never are."""
+        """This clock for rows with this time. The source of the rows decides which times are absurd; those of results never are."""
         if time.of_results:
             return replace(self, latest_us=FAR_AWAY_US, refuses_absurd=False)
         ahead_us = FAR_AWAY_US if time.ahead_us is None else time.ahead_us
         latest_us = min(self.now_us + ahead_us, FAR_AWAY_US)
         return replace(self, latest_us=latest_us, refuses_absurd=time.refuses_absurd)
+
+
+# ── late rows ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,9 @@ class LateRows:
         return self._batches
 
 
+# ── rows found by time ─────────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class Timed:
     """Rows by their key's position and their time, ordered by both."""
@@ -252,7 +258,7 @@ def in_range(rows: Timed, key_index: Numbers, earliest: Numbers, latest: Numbers
 
 
 def _in_range_by_rank(rows: Timed, key_index: Numbers, earliest: Numbers, latest: Numbers) -> Ranges:
-    """The same with the rank of a moment in place of the moment, where both numbers do not fit into one."""
+    """`in_range` with the rank of a moment in place of the moment, where key and moment do not fit into one number."""
     moments, rank = np.unique(rows.times, return_inverse=True)
     ranked = Timed(rows.key_index, rank.astype(np.int64))
     first = np.searchsorted(moments, earliest).astype(np.int64)

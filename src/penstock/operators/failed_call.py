@@ -102,7 +102,7 @@ def _is_call(frame: FrameType) -> bool:
 
 
 def _key(frames: list[FrameType]) -> str:
-    """What `process` or `on_timer` was called with."""
+    """The key that `process` or `on_timer` was called with."""
     for frame in frames:
         arguments = _arguments(frame)
         if (

@@ -51,7 +51,7 @@ def travelling_names(kind: str, columns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """What a subtask gets of a batch."""
+    """The rows that a subtask receives in a batch."""
 
     own: pa.Table
     broadcast: pa.Table | None = None
@@ -100,6 +100,9 @@ def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
     own = table.drop_columns([FROM_RIGHT, *travelling]).filter(pc.invert(is_right))
     other = table.select([*travelling, SORT_KEY]).filter(is_right)
     return TaskRows(own, right=other.rename_columns([*right, SORT_KEY]))
+
+
+# ── checks of its columns ──────────────────────────────────────────────────────────────────────────
 
 
 def check_key_columns(uid: str, keys: Sequence[str], columns: Sequence[str]) -> None:

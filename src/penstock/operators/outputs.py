@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, UserCodeError
-from penstock.operators.state.cells import copy_emitted
+from penstock.operators.state.cells import copy_emitted, shown
 from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.wording import did_you_mean
 
@@ -42,7 +42,7 @@ def side_tags(names: Iterable[str]) -> dict[str, str]:
 
 
 def tagged(outputs: Outputs, schema: pa.Schema, tags: Tags) -> list[pa.RecordBatch]:
-    """All rows as rows of one kind; as they are where there are no tags. `schema` is that of the results."""
+    """The rows of all outputs in one schema; unchanged where there are no tags. `schema` is that of the results."""
     if not tags:
         return list(outputs.get(RESULTS, ()))
     kinds = {RESULTS: schema, **tags}
@@ -69,6 +69,9 @@ def untagged(rows: pa.RecordBatch, tags: Tags) -> dict[str, pa.RecordBatch]:
         is_result = pc.and_(is_result, own.is_null())
         apart[tag] = pa.RecordBatch.from_struct_array(own.filter(own.is_valid()))
     return {RESULTS: rows.drop_columns(list(tags)).filter(is_result), **apart}
+
+
+# ── side outputs ───────────────────────────────────────────────────────────────────────────────────
 
 
 class SideOutput:
@@ -175,7 +178,7 @@ class SideRows:
     def _refusal(self, name: str, given: Any) -> UserCodeError:
         if self._closed:
             return UserCodeError(
-                f"operator {self.operator}: emit({name!r}, {_short(given)}) after the call of {self.call} had ended: it would be in no "
+                f"operator {self.operator}: emit({name!r}, {shown(given)}) after the call of {self.call} had ended: it would be in no "
                 "checkpoint; emit inside the call that got the context",
                 operator=self.operator,
             )
@@ -189,8 +192,3 @@ def no_such_side(operator: str, name: object, there_are: Iterable[str]) -> UserC
         operator=operator,
         is_wrong_name=True,
     )
-
-
-def _short(given: Any) -> str:
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 100 else f"{text[:100]}..."  # noqa: PLR2004 - enough to know it again

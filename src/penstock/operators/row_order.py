@@ -53,7 +53,7 @@ def parse_order(given: object, argument: str = "order_by") -> Order:
 
 
 def parse_orders(given: str | Sequence[str], argument: str) -> tuple[Order, ...]:
-    """One of them, or several."""
+    """Read one order or several, as `parse_order` does."""
     if not isinstance(given, str | tuple | list):
         raise ConfigError(
             f"{argument}={given!r}: it takes names of columns, such as 'at desc', alone or in a list",

@@ -63,7 +63,7 @@ class RowTable:
         return self._columns.slice(start, stop - start)
 
     def of_inputs(self, start: int, stop: int) -> tuple[tuple[RowTable, int, int], tuple[RowTable, int, int]]:
-        """Where the rows of the left input lie among these, and where those of the right one, of an operator that has two."""
+        """The places of the left and of the right input's rows among these, for an operator with two inputs."""
         raise InternalError(f"the rows {start} to {stop} are of one input")
 
     def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
@@ -198,7 +198,7 @@ class Rows(Sequence[Any]):
         return isinstance(row, Row) and row._is_in(self._table, self._start, self._stop)  # noqa: SLF001 - not to be taken for a column
 
     def of_inputs(self) -> tuple[Rows, Rows]:
-        """Those of each input, of an operator that has two."""
+        """The rows of each input, for an operator with two inputs."""
         left, right = self._table.of_inputs(self._start, self._stop)
         return Rows(*left), Rows(*right)
 

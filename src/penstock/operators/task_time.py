@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.operators.columns import Positions
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Grouped, Piece, PieceLimits, group_rows, pieces_with_state
 from penstock.operators.state.timers import AT, CLOCK, EVENT_TIME, KINDS, timer_table
@@ -17,16 +17,12 @@ from penstock.state.backends.base import OpenState, OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, concat_batches, sorting_positions
 from penstock.state.handle import Due
-from penstock.state.keys import SORT_KEY, KeyBatch
-from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
-
-Positions = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Stamps
 
 _TIMER_AT, _TIMER_BY = "__penstock_timer_at", "__penstock_timer_by"
 """Beside the columns of rows, while keys with rows and keys with timers are brought into one order; null in rows."""
 _NOTHING = pa.schema([])
-Stamps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class Timers:
             self._tables[KINDS[kind]].write(keys, index, at_us, gone)
 
     def due(self) -> Due:
-        """What is waited for when the batch is over. Called after all writing."""
+        """The moments that the state waits for after the batch. Called after all writing."""
         return Due(self._tables[EVENT_TIME].first(), self._tables[CLOCK].first())
 
 
@@ -103,7 +99,7 @@ class _TimerTable:
         self._deleted: list[SortedBatch] = []
 
     def due(self, kind: int) -> list[pa.Table]:
-        """Those that are due, in the order of time, as rows with nothing but a key."""
+        """The timers that are due, in the order of time, as rows with only a key."""
         if self._after_us >= self.until_us:
             return []
         return [self._as_rows(part, kind) for part in self._table.until(self.until_us, after=self._after_us)]
@@ -181,9 +177,12 @@ def _apart(both: Grouped) -> tuple[Grouped, DueTimers]:
     return Grouped(both.keys, both.starts - timers_before, rows), due
 
 
+# ── pieces of keys in time ─────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class TimedPiece:
-    """Some keys with their rows and their state, when what is touched of them was touched, and which of their timers are due."""
+    """Some keys with their rows and their state, when that state is touched, and which of their timers are due."""
 
     piece: Piece
     touches: TouchTimes

@@ -52,7 +52,7 @@ class Top(Operator):
         of: str | Sequence[str],
         order_by: OrderBy,
     ) -> Top:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises a `ConfigError` that says what is wrong."""
         whole_number("n", n, minimum=1, maximum=MOST_ROWS)
         orders, values, newest = parse_orders(by, "by"), _names("of", of), parse_orders(order_by, "order_by")
         if not orders:
@@ -74,7 +74,7 @@ class Top(Operator):
         return cls(uid, upstream, keys, n, orders, values, newest)
 
     def describe(self) -> str:
-        """How many rows it keeps."""
+        """The number of rows that it keeps of a key."""
         return f"top {self.n}"
 
 
@@ -89,7 +89,7 @@ def _names(argument: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TopSpec(Spec):
-    """What `top` was asked for, and the columns of the stream. `of` and `newest` are empty where every row counts."""
+    """The options of `top`, and the columns of the stream. `of` and `newest` are empty where every row counts."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -111,14 +111,14 @@ class TopSpec(Spec):
 
     @property
     def own_order(self) -> tuple[Order, ...]:
-        """What orders the rows of a key: its key columns do not."""
+        """The order within a key, without key columns."""
         return tuple(order for order in self.by if order.column not in self.keys)
 
     def _fields(self, names: Sequence[str]) -> list[pa.Field]:
         return [self.columns.field(name) for name in names]
 
     def layout(self) -> StateLayout:
-        """What is kept. The order is in the names, so that a checkpoint with rows of another order is refused by name."""
+        """The tables of rows. The order is in their names, so that a checkpoint with rows of another order is refused by name."""
         key, kept = pa.schema(self._fields(self.keys)), list(self.kept)
         name = f"top {self.n} by {', '.join(map(str, self.by))}"
         if not self.of:

@@ -92,7 +92,7 @@ class ArrivedRows:
     piece: Grouped
 
     def of_keys(self, keys: Portion) -> Iterator[KeyedRows]:
-        """Those of these keys, in the order they came in."""
+        """The rows of these keys, in the order they came in."""
         starts = self.piece.starts
         start, stop = int(starts[keys.first]), int(starts[keys.end])
         counts = np.diff(starts[keys.first : keys.end + 1])
@@ -113,7 +113,7 @@ def update_top(spec: TopSpec, rows: PieceRows, new: ArrivedRows, generation: int
 
 
 def _first_ones(spec: TopSpec, parts: Iterator[KeyedRows]) -> KeyedRows:
-    """Of several parts the rows that may be first, those that came first before their equals."""
+    """The rows of several parts that may be first. Among equals, those that came first stay."""
     rows = next(parts)
     for part in parts:
         both = rows.then(part)
@@ -209,7 +209,7 @@ class _Update:
     # ── which row of a value counts ────────────────────────────────────────────────────────────
 
     def newest(self, new: KeyedRows) -> KeyedRows:
-        """Of each value the row that counts, if it is one of these; that which came last, or is the last in the order that is given."""
+        """The row that counts for each value, if it is one of these: the one that came last, or is last in `order_by`."""
         order = self.spec.newest
         if order:
             new = new.take(sorted_by(order_keys(new.table, order)))
@@ -254,7 +254,7 @@ class _Update:
         return both.take(top), np.append(came, np.ones(len(newest), dtype=np.bool_))[top], unsure
 
     def first_ones(self, found: pa.Table) -> KeyedRows:
-        """Of all rows of some keys the first ones; there may be more than fit into an array."""
+        """The first of all rows of some keys; there may be more than fit into an array."""
         first = self.keyed(found.slice(0, 0))
         for part in in_batches(found, WHOLE_BYTES):
             both = first.then(self.keyed(pa.Table.from_batches([part])))

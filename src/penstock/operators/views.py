@@ -1,4 +1,4 @@
-"""What a user sees of stored state: columns made of stored ones, and the views of tables. Pure; driver and executors.
+"""Views of stored state: the columns and tables that a user sees, made of stored ones. Pure; driver and executors.
 
 State is stored in tables, and not all that is in them means something to a user: sort numbers, stamps of times to live, sums and counts
 that are parts of an average. A view is one state of an operator, out of one table. Specs say how their tables are shown (`Spec.shown`).
@@ -95,7 +95,7 @@ class TimestampColumn(Shown):
 
 @dataclass(frozen=True)
 class Result(Shown):
-    """What an aggregate would give now."""
+    """The current result of an aggregate."""
 
     spec: AggregateColumn
 
@@ -188,7 +188,7 @@ class View:
 
 
 def whole_keys(stored: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, which come by sort key, in batches of which none ends between two rows of one sort key."""
+    """The rows, ordered by sort key, in batches of which none ends between two rows of one sort key."""
     held: list[pa.RecordBatch] = []
     for batch in stored:
         numbers = batch.column(SORT_KEY).to_numpy()
@@ -228,7 +228,7 @@ class StoredTable:
 
     @property
     def name(self) -> str:
-        """How the operator calls it."""
+        """The operator's name for the table."""
         return self.layout.name
 
     @property
@@ -239,7 +239,7 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class TableView:
-    """What a user sees of a table."""
+    """A table as a user sees it."""
 
     name: str
     kind: str

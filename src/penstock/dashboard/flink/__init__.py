@@ -1,6 +1,6 @@
-"""REST as Flink's own client speaks it, so that `flink list`, `flink savepoint`, scripts and exporters work with a job of Penstock's.
+"""Flink's REST interface, so that `flink list`, `flink savepoint`, scripts and exporters work with jobs of Penstock.
 
-Enter: HTTP requests. Leave: what `view` sees, in Flink's shapes, and requests to running jobs. Called by the dashboard's server.
+In: HTTP requests. Out: views of jobs in Flink's JSON, and requests to running jobs. Called by the dashboard's server.
 """
 
 from penstock.dashboard.flink.routes import flink_routes

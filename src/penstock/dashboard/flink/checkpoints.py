@@ -1,6 +1,7 @@
-"""Checkpoints, as Flink shows them. Pure: a view in, JSON out.
+"""Checkpoints in Flink's JSON. Pure.
 
-What Flink acknowledges by tasks, Penstock does by operators with state; a savepoint is made of a checkpoint, so it is no item of its own.
+In Flink, tasks acknowledge a checkpoint; here, operators with state do. A savepoint is made from a
+checkpoint, so it has no entry of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _CLASSES = {
     CheckpointStatus.FAILED: ("failed", "FAILED"),
 }
 _NOTHING = {"alignment_buffered": 0, "processed_data": 0, "persisted_data": 0}
-"""A barrier stands between two batches: no row waits in front of it in memory."""
+"""A barrier lies between two batches, so no row waits in memory before it."""
 _MODES = {"at-least-once": "at_least_once", "at-most-once": "at_least_once"}
 
 
 def checkpointing_statistics(view: JobView) -> Json:
-    """`/jobs/:jobid/checkpoints`: counts and history of what is known, also from earlier starts."""
+    """`/jobs/:jobid/checkpoints`: counts and history, including earlier starts."""
     summary = view.summary
     return {
         "counts": {
@@ -50,18 +51,18 @@ def checkpointing_statistics(view: JobView) -> Json:
 
 
 def checkpoint_details(view: JobView, number: int) -> Json | None:
-    """`/jobs/:jobid/checkpoints/details/:checkpointid`; None when there is none. Of two with one number, the later one."""
+    """`/jobs/:jobid/checkpoints/details/:checkpointid`; None if unknown. Of two with the same number, the later one."""
     one = find(view, number)
     return None if one is None else _statistics_of(view, one, _tasks(view, one))
 
 
 def find(view: JobView, number: int) -> CheckpointView | None:
-    """The newest with this number."""
+    """The newest checkpoint with this number."""
     return next((one for one in view.checkpoints if one.checkpoint == number), None)
 
 
 def subtask_details(view: JobView, number: int, vertex: str) -> Json | None:
-    """`.../details/:checkpointid/subtasks/:vertexid`; None where there is no such checkpoint or vertex."""
+    """`.../details/:checkpointid/subtasks/:vertexid`; None if there is no such checkpoint or vertex."""
     one = find(view, number)
     of_it = [] if one is None else [task for task in one.subtasks if vertex_id(view, task.operator) == vertex]
     if one is None or not (of_it or node_of(view, vertex)):
@@ -91,7 +92,7 @@ def subtask_details(view: JobView, number: int, vertex: str) -> Json | None:
 
 
 def checkpoint_config(view: JobView) -> Json | None:
-    """`/jobs/:jobid/checkpoints/config`; None where no run has said its settings."""
+    """`/jobs/:jobid/checkpoints/config`; None if no run has written its settings."""
     if view.plan is None:
         return None
     settings = view.plan.settings
@@ -154,13 +155,13 @@ def _path(view: JobView, number: int, run: int) -> str:
 
 
 def _latest_acknowledgement(one: CheckpointView, subtasks: Iterable[SubtaskTimes]) -> int:
-    """-1, as Flink says it, when nobody has."""
+    """The time of the last acknowledgement; -1, as in Flink, if there is none."""
     latest = max((task.acknowledged_at for task in subtasks), default=0.0) or one.stored_at
     return millis(latest) if latest else -1
 
 
 def _tasks(view: JobView, one: CheckpointView) -> Json:
-    """Flink's pages want every vertex: those without state have nothing to acknowledge."""
+    """Every vertex, as Flink's pages expect it; those without state have no subtasks here."""
     by_operator: dict[str, list[SubtaskTimes]] = {node.uid: [] for node in nodes(view)}
     for task in one.subtasks:
         by_operator.setdefault(task.operator, []).append(task)
@@ -199,7 +200,7 @@ def _subtask(one: CheckpointView, task: SubtaskTimes) -> Json:
 
 
 def _end_to_end(one: CheckpointView, task: SubtaskTimes) -> int:
-    """From the trigger to the acknowledgement."""
+    """The milliseconds from the trigger to the acknowledgement."""
     return (
         max(0, millis(task.acknowledged_at - one.triggered_at))
         if task.acknowledged_at
@@ -208,7 +209,7 @@ def _end_to_end(one: CheckpointView, task: SubtaskTimes) -> int:
 
 
 def _start_delay(one: CheckpointView, task: SubtaskTimes) -> int:
-    """What lies before its own work: its batch."""
+    """The time before the subtask's own work: its batch."""
     own = task.alignment_ms + task.sync_ms + task.async_ms
     return max(0, round(_end_to_end(one, task) - own))
 
@@ -255,7 +256,7 @@ def _spread(values: Sequence[float]) -> Json:
 
 
 def _statistics(found: Percentiles | None) -> Json:
-    """Flink's client wants numbers where nothing was measured, too."""
+    """Flink's client expects numbers even if nothing was measured."""
     if found is None:
         found = Percentiles(0, 0, 0, 0, 0, 0, 0, 0)
     return {

@@ -30,7 +30,7 @@ def jobs_overview(views: Iterable[JobView]) -> Json:
 
 
 def overview_item(view: JobView) -> Json:
-    """One job in it."""
+    """One job in the overview."""
     counts = task_counts(view)
     return {
         "jid": view.id,
@@ -49,12 +49,12 @@ def overview_item(view: JobView) -> Json:
 
 
 def job_ids(views: Iterable[JobView]) -> Json:
-    """`/jobs`."""
+    """`/jobs`: the ids and states of all jobs."""
     return {"jobs": [{"id": view.id, "status": job_state(view)} for view in views]}
 
 
 def job_detail(view: JobView) -> Json:
-    """`/jobs/:jobid`."""
+    """`/jobs/:jobid`: one job with its vertices and plan."""
     return {
         "jid": view.id,
         "name": view.name,
@@ -74,7 +74,7 @@ def job_detail(view: JobView) -> Json:
 
 
 def timestamps(view: JobView) -> Json:
-    """When it came into each state; 0: never, or before what is known."""
+    """When the job entered each state; 0: never, or unknown."""
     known = {"INITIALIZING": millis(started_at(view)), "CREATED": millis(started_at(view))}
     if view.state.is_alive:
         known["RUNNING"] = millis(started_at(view))
@@ -83,7 +83,7 @@ def timestamps(view: JobView) -> Json:
 
 
 def task_counts(view: JobView) -> dict[str, int]:
-    """How many tasks are in each state."""
+    """The number of tasks in each state."""
     total = sum(tasks_of(node) for node in nodes(view))
     return {state: total if state == task_state(view) else 0 for state in TASK_STATES}
 
@@ -105,12 +105,12 @@ def vertex(view: JobView, node: PlanNode) -> Json:
 
 
 def node_name(node: PlanNode) -> str:
-    """What people know it by: its uid, then what it is."""
+    """The name for people: the uid and a description."""
     return f"{node.uid}: {node.what}" if node.what else node.uid
 
 
 def rows_through(view: JobView, node: PlanNode) -> tuple[int, int]:
-    """Rows that came to it and that left it, since this start. Of a source, Flink counts only what leaves it."""
+    """Rows in and out of a vertex since this start. For a source, Flink counts only rows out."""
     if view.live is None:
         return 0, 0
     if node.kind == "source":
@@ -132,7 +132,7 @@ def _rows(live: Progress, node: PlanNode) -> int:
 
 
 def io_metrics(rows_in: int, rows_out: int) -> Json:
-    """Bytes between operators are Spark's, and are not counted."""
+    """Rows in and out; the bytes between operators are Spark's and not counted."""
     return {
         "read-bytes": 0,
         "read-bytes-complete": False,
@@ -149,7 +149,7 @@ def io_metrics(rows_in: int, rows_out: int) -> Json:
 
 
 def plan(view: JobView) -> Json:
-    """The graph. Texts are escaped for HTML, as Flink does it, whose pages show them so."""
+    """The graph. Texts are escaped for HTML, as Flink's pages expect."""
     known = {node.uid for node in nodes(view)}
     return {
         "jid": view.id,
@@ -183,7 +183,7 @@ def _edge(view: JobView, node: PlanNode, number: int, uid: str) -> Json:
 
 
 def job_config(view: JobView) -> Json:
-    """`/jobs/:jobid/config`."""
+    """`/jobs/:jobid/config`: restart strategy, parallelism and guarantee."""
     settings = None if view.plan is None else view.plan.settings
     user = {
         "guarantee": view.guarantee,
@@ -206,12 +206,12 @@ def job_config(view: JobView) -> Json:
 
 
 def applications(views: Iterable[JobView]) -> Json:
-    """`/applications/overview`, of Flink 2.3: here each job is an application of its own."""
+    """`/applications/overview` of Flink 2.3: here each job is one application."""
     return {"applications": [application(view) for view in views]}
 
 
 def application(view: JobView) -> Json:
-    """One of them."""
+    """One application, which is one job."""
     state = job_state(view)
     return {
         "id": view.id,
@@ -223,7 +223,7 @@ def application(view: JobView) -> Json:
 
 
 def application_detail(view: JobView) -> Json:
-    """`/applications/:id`."""
+    """`/applications/:id`: one application with its job."""
     detail = application(view)
     return {
         **detail,
@@ -234,7 +234,7 @@ def application_detail(view: JobView) -> Json:
 
 
 def cluster_overview(views: Sequence[JobView], version: str) -> Json:
-    """`/overview`. There are no task managers: the executors are Spark's."""
+    """`/overview`. There are no task managers: Spark has executors instead."""
     states = [job_state(view) for view in views]
     over = {"finished": "FINISHED", "cancelled": "CANCELED", "failed": "FAILED"}
     return {
@@ -259,7 +259,7 @@ def _job_type(view: JobView) -> str:
 
 
 MOST = 20
-"""So many are shown if nobody says how many; Flink's own number."""
+"""The default number of exceptions, as in Flink."""
 
 
 def exceptions(view: JobView, most: int = MOST) -> Json:
@@ -292,7 +292,7 @@ def _entry(view: JobView, failure: FailureView) -> Json:
 
 
 def account(failure: FailureView) -> str:
-    """All that is known of it, root cause first, in lines."""
+    """All known facts about a failure as text, root cause first."""
     head = f"{failure.error}: {failure.why}"
     lines = [f"{failure.root}\nwhich led to {head}" if failure.root else head, *failure.notes]
     if failure.decision:
@@ -303,7 +303,7 @@ def account(failure: FailureView) -> str:
         )
         lines.append(f"went back to {back}")
     if failure.down_s is not None:
-        lines.append(f"processed nothing for {failure.down_s:.1f} s")
+        lines.append(f"nothing was processed for {failure.down_s:.1f} s")
     if failure.rows_again is not None:
         lines.append(f"rows processed again: {failure.rows_again}")
     return "\n".join([*lines, *([failure.trace] if failure.trace else [])])

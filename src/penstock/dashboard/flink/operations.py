@@ -1,7 +1,7 @@
-"""What Flink's client asks of a running job, and how it is told what came of it. The dashboard's process; may wait for storage.
+"""Flink's asynchronous operations: savepoint, checkpoint, stop, cancel, and their status. The dashboard's process; may wait for storage.
 
-The server remembers nothing: the id of a request is the name of its files in the job's storage, so whoever knows it can ask any server that
-reaches the storage, also after a restart.
+The server keeps nothing: the id of a request names its files in the job's storage, so any server with that storage can report the status,
+even after a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.dashboard.flink.terms import Json, Refused
-from penstock.dashboard.savepoints import opened
+from penstock.dashboard.savepoint_disposal import opened
 from penstock.errors import ConfigError
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome
@@ -23,9 +23,9 @@ from penstock.status.view import JobView
 from penstock.storage import Storage
 
 Format = Literal["CANONICAL", "NATIVE"]
-"""Both give the one format that Penstock has."""
+"""Both select the only format of Penstock."""
 GRACE_S = 30.0
-"""So long after a job has ended its answer may still be on the way."""
+"""How long after the end of a job its answer may still arrive."""
 _RANDOM_DIGITS = 12
 _SHORT_ID = 6
 _LONGEST_PATH = 4096
@@ -53,7 +53,7 @@ class StopRequest(msgspec.Struct, frozen=True):
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True):
-    """The body of `POST /jobs/:jobid/checkpoints`. What is new is all that a checkpoint ever writes, so the type makes no difference."""
+    """The body of `POST /jobs/:jobid/checkpoints`. Every checkpoint writes only what is new, so the type makes no difference."""
 
     checkpoint_type: Literal["CONFIGURED", "FULL", "INCREMENTAL"] | None = msgspec.field(
         default=None, name="checkpointType"
@@ -76,30 +76,30 @@ DISPOSAL_REQUESTS = msgspec.json.Decoder(DisposalRequest)
 
 
 def savepoint(
-    job: FoundJob, wish: SavepointRequest, *, by: str, now: float, savepoints: Sequence[str]
+    job: FoundJob, request: SavepointRequest, *, by: str, now: float, savepoints: Sequence[str]
 ) -> str:
-    """Ask for a savepoint. With `cancel-job` that is a stop with a savepoint: one request, and no row between the two."""
-    to = savepoint_folder(job, wish.target_directory, savepoints)
-    if wish.cancel_job:
-        return _ask(job, Kind.STOP, wish.trigger_id, by=by, now=now, savepoint=True, to=to)
-    return _ask(job, Kind.SAVEPOINT, wish.trigger_id, by=by, now=now, to=to)
+    """Request a savepoint. With `cancel-job`, request a stop with a savepoint: no row is processed between the two."""
+    to = savepoint_folder(job, request.target_directory, savepoints)
+    if request.cancel_job:
+        return _ask(job, Kind.STOP, request.trigger_id, by=by, now=now, savepoint=True, to=to)
+    return _ask(job, Kind.SAVEPOINT, request.trigger_id, by=by, now=now, to=to)
 
 
-def stop(job: FoundJob, wish: StopRequest, *, by: str, now: float, savepoints: Sequence[str]) -> str:
-    """Ask it to stop with a savepoint."""
-    to = savepoint_folder(job, wish.target_directory, savepoints)
+def stop(job: FoundJob, request: StopRequest, *, by: str, now: float, savepoints: Sequence[str]) -> str:
+    """Request a stop with a savepoint."""
+    to = savepoint_folder(job, request.target_directory, savepoints)
     return _ask(
-        job, Kind.STOP, wish.trigger_id, by=by, now=now, savepoint=True, drain=bool(wish.drain), to=to
+        job, Kind.STOP, request.trigger_id, by=by, now=now, savepoint=True, drain=bool(request.drain), to=to
     )
 
 
-def checkpoint(job: FoundJob, wish: CheckpointRequest, *, by: str, now: float) -> str:
-    """Ask for a checkpoint now."""
-    return _ask(job, Kind.CHECKPOINT, wish.trigger_id, by=by, now=now)
+def checkpoint(job: FoundJob, request: CheckpointRequest, *, by: str, now: float) -> str:
+    """Request a checkpoint of the job now."""
+    return _ask(job, Kind.CHECKPOINT, request.trigger_id, by=by, now=now)
 
 
 def cancel(job: FoundJob, *, by: str, now: float) -> None:
-    """Ask it to end now. Flink does not say when that has happened, and nor does this: its state does."""
+    """Request that the job ends now. As in Flink, only the state of the job shows when it has ended."""
     _ask(job, Kind.CANCEL, None, by=by, now=now)
 
 
@@ -111,9 +111,9 @@ def _ask(job: FoundJob, kind: Kind, trigger: str | None, *, by: str, now: float,
 
 
 def savepoint_folder(job: FoundJob, directory: str | None, savepoints: Sequence[str]) -> str | None:
-    """A new folder in that directory, named as Flink would: the same directory can be given again and again. None: beside the job.
+    """A new folder in that directory, named as in Flink, so that a directory can be used repeatedly. None: beside the job.
 
-    `savepoints`: folders below which it may be, see `UiOptions`.
+    `savepoints`: the allowed folders, see `UiOptions.savepoints`.
     """
     if directory is None:
         return None
@@ -125,18 +125,18 @@ def savepoint_folder(job: FoundJob, directory: str | None, savepoints: Sequence[
     return folder
 
 
-# ── what came of it ────────────────────────────────────────────────────────────────────────────
+# ── status ─────────────────────────────────────────────────────────────────────────────────────────
 
 IN_PROGRESS: Json = {"status": {"id": "IN_PROGRESS"}, "operation": None}
 
 
 def completed(operation: Json) -> Json:
-    """The answer to whoever polls, when it is done."""
+    """The status of a completed operation."""
     return {"status": {"id": "COMPLETED"}, "operation": operation}
 
 
 def savepoint_status(job: FoundJob, view: JobView, request: str, *, read_only: bool = False) -> Json:
-    """`GET /jobs/:jobid/savepoints/:triggerid`: also for a stop."""
+    """`GET /jobs/:jobid/savepoints/:triggerid`, also for a stop."""
     found = _settled(job.storage, view, request, read_only=read_only)
     if not found.is_over:
         return IN_PROGRESS
@@ -147,7 +147,7 @@ def savepoint_status(job: FoundJob, view: JobView, request: str, *, read_only: b
 
 
 def checkpoint_status(job: FoundJob, view: JobView, request: str, *, read_only: bool = False) -> Json:
-    """`GET /jobs/:jobid/checkpoints/:triggerid`."""
+    """`GET /jobs/:jobid/checkpoints/:triggerid`: the status of a checkpoint request."""
     found = _settled(job.storage, view, request, read_only=read_only)
     if not found.is_over:
         return IN_PROGRESS
@@ -158,18 +158,18 @@ def checkpoint_status(job: FoundJob, view: JobView, request: str, *, read_only: 
 
 
 def _settled(storage: Storage, view: JobView, request: str, *, read_only: bool) -> Outcome:
-    """What has become of it; raises where nothing will, because Flink's client would ask for ever."""
+    """The outcome of a request; raises if none will come, because Flink's client would poll forever."""
     if not is_request_id(request):
-        raise Refused(404, f"{request[:40]!r} is no id of a request: 32 hexadecimal digits")
+        raise Refused(404, f"{request[:40]!r} is not a request id: an id has 32 hexadecimal digits")
     found = outcome(storage, request)
     if not found.is_over and living_run(storage, view.now) is None and _is_long_over(view):
-        found = outcome(storage, request)  # its answer may have come between the two
+        found = outcome(storage, request)  # the answer may have arrived meanwhile
         if not found.is_over:
-            raise _nobody_is_left(storage, view, found, read_only=read_only)
+            raise _no_answer(storage, view, found, read_only=read_only)
     if found.state == "unknown":
         raise Refused(
             404,
-            f"job {view.name} knows no request {request}: it was never asked, or was answered more than an hour ago",
+            f"job {view.name} has no request {request}: it was never made, or the job answered it more than an hour ago",
         )
     if found.state == "failed":
         raise Refused(500, found.error)
@@ -180,16 +180,16 @@ def _is_long_over(view: JobView) -> bool:
     return not view.state.is_alive and not view.supervised and view.now - view.since > GRACE_S
 
 
-def _nobody_is_left(storage: Storage, view: JobView, found: Outcome, *, read_only: bool) -> Refused:
-    """A request that nobody has taken on is taken back: a stop must not meet the next start of the job."""
+def _no_answer(storage: Storage, view: JobView, found: Outcome, *, read_only: bool) -> Refused:
+    """Withdraw a request that no run accepted: a stop must not hit the next start of the job."""
     if read_only:
-        return Refused(500, f"job {view.name} was {view.state}, and has not answered the request")
+        return Refused(500, f"job {view.name} was {view.state} and did not answer the request")
     if found.state == "waiting" and take_back(storage, found.request):
-        why = f"job {view.name} was {view.state} before it took the request on; the request is taken back, nothing was done"
+        why = f"job {view.name} was {view.state} before it accepted the request; the request is withdrawn, nothing was done"
         answer(storage, found.request, Done.failed(why))
         forget_requests(storage, [found.request])
         return Refused(500, why)
     return Refused(
         500,
-        f"job {view.name} was {view.state} while it was at it; when it is started again, it goes on with the request or answers it",
+        f"job {view.name} was {view.state} during the request; after its next start, it continues the request or answers it",
     )

@@ -1,7 +1,7 @@
 """The paths of Flink's REST interface, each with and without `/v1`. The dashboard's process.
 
-An error is `{"errors": ["..."]}` with a status of 400 or above. Flink's other form, a `failure-cause` in an answer that says COMPLETED, has
-a serialized Java object in it; without one, Flink's client asks again for ever.
+An error is `{"errors": ["..."]}` with a status of 400 or above. Flink's other form, a `failure-cause` in a COMPLETED answer, contains a
+serialized Java object; without one, Flink's client polls forever.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from starlette.routing import Route
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.flink import checkpoints, job_details, operations, vertices
 from penstock.dashboard.flink.terms import Json, Refused, job_metrics, job_state, listed, node_of
-from penstock.dashboard.looking import Looker
-from penstock.dashboard.savepoints import dispose
+from penstock.dashboard.savepoint_disposal import dispose
+from penstock.dashboard.status_poller import JobViews
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import SYSTEM_RANDOMNESS, secret_bytes
@@ -47,18 +47,18 @@ _T = TypeVar("_T")
 
 
 def flink_routes(
-    looker: Looker,
+    jobs: JobViews,
     *,
     read_only: bool = False,
     savepoints: Sequence[str] = (),
     prefixes: Sequence[str] = PREFIXES,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Route]:
-    """All of them, for a Starlette application. `read_only`: jobs can be looked at, and nothing can be asked of them.
+    """All routes of Flink's REST interface. `read_only`: refuse requests to jobs.
 
-    `savepoints`: folders below which savepoints may be made and deleted, see `UiOptions`.
+    `savepoints`: folders below which savepoints may be made and deleted, see `UiOptions.savepoints`.
     """
-    rest = _Rest(looker, read_only=read_only, savepoints=savepoints, clock=clock)
+    rest = _Rest(jobs, read_only=read_only, savepoints=savepoints, clock=clock)
     return [
         Route(prefix + path, _answering(endpoint), methods=[method])
         for prefix in prefixes
@@ -67,7 +67,7 @@ def flink_routes(
 
 
 def _answering(endpoint: Endpoint) -> Endpoint:
-    """What goes wrong is told as Flink's client wants to hear it."""
+    """Report errors in the form that Flink's client expects."""
 
     async def answered(request: Request) -> Response:
         try:
@@ -77,7 +77,7 @@ def _answering(endpoint: Endpoint) -> Endpoint:
         except PenstockError as error:
             return _errors(_status(error), str(error))
         except OSError as error:
-            return _errors(500, f"what was asked for could not be done: {error}")
+            return _errors(500, f"the request failed: {error}")
 
     return answered
 
@@ -97,7 +97,7 @@ def _errors(status: int, text: str) -> Response:
 
 
 async def _body(request: Request, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """The JSON of a request. Flink's client sends `{}` where it has nothing to say; others send nothing."""
+    """The decoded body of a request. Without options, Flink's client sends `{}`, others nothing."""
     data = b""
     async for part in request.stream():
         data += part
@@ -106,28 +106,28 @@ async def _body(request: Request, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
         return decoded(decoder, data or b"{}")
     except msgspec.DecodeError as error:
-        raise Refused(400, f"the body is not what is expected here: {error}; nothing was done") from error
+        raise Refused(400, f"the body cannot be decoded: {error}; nothing was done") from error
 
 
 def _number(text: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):  # noqa: PLR2004 - digits of the largest number
-        raise Refused(400, f"{what} is {text[:40]!r}: a number is expected")
+        raise Refused(400, f"{what} is {text[:40]!r}, which is not a number")
     return int(text)
 
 
 class _Rest:
-    """The endpoints."""
+    """The endpoints of Flink's REST interface."""
 
-    def __init__(self, looker: Looker, *, read_only: bool, savepoints: Sequence[str], clock: Clock) -> None:
-        self._looker = looker
+    def __init__(self, jobs: JobViews, *, read_only: bool, savepoints: Sequence[str], clock: Clock) -> None:
+        self._jobs = jobs
         self._read_only = read_only
         self._savepoints = savepoints
         self._clock = clock
         self._key = secret_bytes(_KEY_BYTES)
-        """With which ids of disposals are made, so that one can be known again without being remembered."""
+        """Signs the ids of disposals, so that the server recognizes them without keeping them."""
 
     def paths(self) -> list[tuple[str, str, Endpoint]]:
-        """Method, path and endpoint of each."""
+        """The method, path and endpoint of each route."""
         job, node = "/jobs/{job}", "/jobs/{job}/vertices/{vertex}"
         return [
             ("GET", "/overview", self._of_all(lambda views: job_details.cluster_overview(views, VERSION))),
@@ -186,11 +186,11 @@ class _Rest:
             ("GET", f"{node}/subtasks/metrics", self._of_node(lambda _, __: [])),
         ]
 
-    # ── looking ────────────────────────────────────────────────────────────────────────────────
+    # ── views ──────────────────────────────────────────────────────────────────────────────────
 
     def _of_all(self, shape: Callable[[list[JobView]], Any]) -> Endpoint:
         async def endpoint(_: Request) -> Response:
-            return _json(shape(self._looker.views()))
+            return _json(shape(self._jobs.views()))
 
         return endpoint
 
@@ -207,7 +207,7 @@ class _Rest:
         return endpoint
 
     def _view(self, request: Request) -> JobView:
-        view = self._looker.view(request.path_params["job"])
+        view = self._jobs.view(request.path_params["job"])
         if view is None:
             raise self._no_such_job(request)
         return view
@@ -223,7 +223,7 @@ class _Rest:
     def _no_such_job(self, request: Request) -> Refused:
         job = request.path_params["job"]
         return Refused(
-            404, f"there is no job {job[:80]!r}; `flink list -a` and `penstock list` say which there are"
+            404, f"there is no job {job[:80]!r}; `flink list -a` and `penstock list` show all jobs"
         )
 
     async def _config(self, _: Request) -> Response:
@@ -257,7 +257,7 @@ class _Rest:
     async def _checkpoint_config(self, request: Request) -> Response:
         found = checkpoints.checkpoint_config(self._view(request))
         if found is None:
-            raise Refused(404, "no run of the job has said its settings yet")
+            raise Refused(404, "no run of the job has written its settings yet")
         return _json(found)
 
     async def _checkpoint_details(self, request: Request) -> Response:
@@ -269,13 +269,13 @@ class _Rest:
         found = checkpoints.subtask_details(self._view(request), number, request.path_params["vertex"])
         return _there(found, number)
 
-    # ── asking ─────────────────────────────────────────────────────────────────────────────────
+    # ── requests ───────────────────────────────────────────────────────────────────────────────
 
-    def _asking(self, decoder: msgspec.json.Decoder[_T], deed: Callable[..., str]) -> Endpoint:
+    def _asking(self, decoder: msgspec.json.Decoder[_T], operation: Callable[..., str]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            wish = await _body(request, decoder)
+            body = await _body(request, decoder)
             found = self._asked(request)
-            asked = await run_in_threadpool(deed, found, wish, by=_by(request), now=self._clock.wall())
+            asked = await run_in_threadpool(operation, found, body, by=_by(request), now=self._clock.wall())
             return _json({"request-id": asked}, 202)
 
         return endpoint
@@ -283,18 +283,18 @@ class _Rest:
     def _polling(self, status: Callable[..., Json]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             view = self._view(request)
-            found, trigger = self._looker.found(view.id), request.path_params["trigger"]
+            found, trigger = self._jobs.found(view.id), request.path_params["trigger"]
             return _json(await run_in_threadpool(status, found, view, trigger, read_only=self._read_only))
 
         return endpoint
 
     async def _patch(self, request: Request) -> Response:
-        """`?mode=cancel`, which is also what is meant without; `stop` is what Flinks before 1.9 called a stop without a savepoint."""
+        """`?mode=cancel`, which is the default. Before Flink 1.9, `stop` was a stop without a savepoint."""
         mode = request.query_params.get("mode", "cancel")
         if mode != "cancel":
             raise Refused(
                 400,
-                f"mode is {mode[:40]!r}: only cancel is known; POST to .../stop stops a job; nothing was done",
+                f"mode {mode[:40]!r} is not supported, only cancel; POST to .../stop stops a job; nothing was done",
             )
         return await self._cancel(request)
 
@@ -304,27 +304,27 @@ class _Rest:
         return _json({}, 202)
 
     def _asked(self, request: Request) -> FoundJob:
-        """The job, if anything may be asked of it here."""
+        """The job of a request, unless this server is read-only."""
         self._refuse_if_read_only()
         view = self._view(request)
-        return self._looker.found(view.id)
+        return self._jobs.found(view.id)
 
     def _refuse_if_read_only(self) -> None:
         if self._read_only:
             raise Refused(
                 403,
-                "this server only shows jobs (it is read-only); nothing was done; use one that is not, or the penstock command",
+                "this server is read-only; nothing was done; use another server, or the penstock command",
             )
 
     # ── disposing of savepoints ────────────────────────────────────────────────────────────────
 
     async def _dispose(self, request: Request) -> Response:
-        """Done at once; what fails is answered here, so that whoever polls has only good news to wait for."""
-        wish = await _body(request, operations.DISPOSAL_REQUESTS)
+        """Delete the savepoint at once. Errors are answered here, so that polling only reports success."""
+        body = await _body(request, operations.DISPOSAL_REQUESTS)
         self._refuse_if_read_only()
-        found = [self._looker.found(view.id) for view in self._looker.views()]
+        found = [self._jobs.found(view.id) for view in self._jobs.views()]
         await run_in_threadpool(
-            dispose, wish.path, found, folders=self._savepoints, by=_by(request), now=self._clock.wall()
+            dispose, body.path, found, folders=self._savepoints, by=_by(request), now=self._clock.wall()
         )
         token = SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS)
         return _json({"request-id": token + self._seal(token)}, 202)
@@ -333,7 +333,7 @@ class _Rest:
         trigger: str = request.path_params["trigger"]
         token, seal = trigger[:_TOKEN_DIGITS], trigger[_TOKEN_DIGITS:]
         if not hmac.compare_digest(seal.encode(), self._seal(token).encode()):
-            raise Refused(404, "this server has deleted no savepoint under that id since it was started")
+            raise Refused(404, "this server has not deleted a savepoint with that id since it started")
         return _json(operations.completed({}))
 
     def _seal(self, token: str) -> str:
@@ -348,12 +348,12 @@ _NO_ACCUMULATORS: Json = {
 
 
 def _by(request: Request) -> str:
-    """Who asks, for people."""
+    """The origin of a request, for the journal and the log."""
     host = request.client.host if request.client is not None else "somewhere"
     return f"Flink's REST interface, from {host}"
 
 
 def _there(found: Json | None, number: int) -> Response:
     if found is None:
-        raise Refused(404, f"nothing is known of checkpoint {number}, or of that part of it")
+        raise Refused(404, f"checkpoint {number}, or that part of it, is unknown")
     return _json(found)

@@ -1,4 +1,4 @@
-"""Flink's words for the states, ids and times of a job, and refusals as its client expects them. Pure."""
+"""A job in Flink's terms: states, ids, times, metrics, and refusals as its client expects them. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STATES = {
     JobState.NEW: "CREATED",
     JobState.STARTING: "INITIALIZING",
     JobState.RUNNING: "RUNNING",
-    JobState.STOPPING: "RUNNING",  # so it is with Flink too, until the savepoint of the stop is there
+    JobState.STOPPING: "RUNNING",  # as in Flink, until the savepoint of the stop exists
     JobState.RESTARTING: "RESTARTING",
     JobState.FINISHED: "FINISHED",
-    JobState.STOPPED: "FINISHED",  # a stop of Flink's ends so
+    JobState.STOPPED: "FINISHED",  # as in Flink
     JobState.CANCELLED: "CANCELED",
     JobState.FAILED: "FAILED",
     JobState.DIED: "FAILED",
@@ -55,57 +55,57 @@ JOB_STATES = (
 
 
 def job_state(view: JobView) -> str:
-    """One of `JOB_STATES`. A job whose process died, and is going to be started again by its supervisor, restarts."""
+    """One of `JOB_STATES`. A dead job with a supervisor is restarting."""
     if view.state is JobState.DIED and view.supervised:
         return "RESTARTING"
     return _STATES[view.state]
 
 
 def task_state(view: JobView) -> str:
-    """That of all its tasks: Spark makes them anew in each batch, so they have no life of their own."""
+    """The state of all tasks: Spark creates new tasks in each batch, so they have no own state."""
     state = job_state(view)
     return _TASKS.get(state, state)
 
 
 def is_over(view: JobView) -> bool:
-    """Whether Flink would say that nothing more comes."""
+    """Whether the job is in a terminal state of Flink."""
     return job_state(view) in ("FINISHED", "CANCELED", "FAILED")
 
 
 def vertex_id(view: JobView, uid: str) -> str:
-    """32 hexadecimal digits for a source, operator or sink."""
+    """The id of a source, operator or sink: 32 hexadecimal digits."""
     return hashlib.sha256(f"{view.id}\0{uid}".encode()).hexdigest()[:ID_DIGITS]
 
 
 def nodes(view: JobView) -> tuple[PlanNode, ...]:
-    """Of the newest plan; none where no run has said it."""
+    """The nodes of the newest plan; none if no run has written one."""
     return () if view.plan is None else view.plan.nodes
 
 
 def node_of(view: JobView, vertex: str) -> PlanNode | None:
-    """The one with this id."""
+    """The node with this vertex id."""
     return next((node for node in nodes(view) if vertex_id(view, node.uid) == vertex), None)
 
 
 def tasks_of(node: PlanNode) -> int:
-    """At least one: of a source, Spark decides in each batch."""
+    """The parallelism, at least 1: for a source, Spark decides in each batch."""
     return max(1, node.parallelism)
 
 
 def millis(seconds: float) -> int:
-    """As Flink counts time."""
+    """Convert seconds to Flink's milliseconds."""
     return round(seconds * 1000)
 
 
 def started_at(view: JobView) -> float:
-    """When this start of the job began; 0: never."""
+    """When this start of the job began; 0 if never."""
     if view.live is not None and view.live.started_at:
         return view.live.started_at
     return view.runs[0].started_at if view.runs else 0.0
 
 
 def span(view: JobView) -> Json:
-    """When it began, when it ended (-1: not yet), and how long that is."""
+    """The start, end (-1: not yet) and duration of a job."""
     begin, end = started_at(view), view.since if is_over(view) else view.now
     return {
         "start-time": millis(begin),
@@ -114,10 +114,10 @@ def span(view: JobView) -> Json:
     }
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a failure of ours
-    """What was asked for is not done, and why; `status` is that of HTTP.
+class Refused(Exception):  # noqa: N818 - an answer, not a failure
+    """A refused request with the reason and the HTTP status.
 
-    404: there is no such thing. 409: the job is not running. 500: it was tried, and came to nothing.
+    404: there is no such thing. 409: the job is not running. 500: the request failed.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -128,27 +128,27 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a failure of ours
 Value = int | float
 
 DESCRIBED = {
-    "numRestarts": "Restarts of the job by itself, since it was started",
+    "numRestarts": "Automatic restarts of the job, since it was started",
     "uptime": "Milliseconds that the job has been running without interruption",
-    "downtime": "Milliseconds that a job which is failing or recovering has been down, 0 when it runs",
+    "downtime": "Milliseconds that a failing or recovering job has been down, 0 while it runs",
     "numberOfCompletedCheckpoints": "Checkpoints completed since the job was started",
     "numberOfFailedCheckpoints": "Checkpoints given up since the job was started",
-    "numberOfInProgressCheckpoints": "Checkpoints under way",
+    "numberOfInProgressCheckpoints": "Checkpoints in progress",
     "totalNumberOfCheckpoints": "Checkpoints triggered since the job was started",
     "lastCheckpointDuration": "Milliseconds that the last completed checkpoint took",
-    "lastCheckpointSize": "Bytes that the last completed checkpoint wrote anew",
+    "lastCheckpointSize": "New bytes that the last completed checkpoint wrote",
     "lastCheckpointFullSize": "Bytes of all state in the last completed checkpoint",
     "lastCheckpointId": "The number of the last completed checkpoint",
-    "lastCheckpointCompletedTimestamp": "When it was completed, in milliseconds since the epoch",
-    "lastCheckpointRestoreTimestamp": "When the job last went back to a checkpoint, in milliseconds since the epoch",
-    "lastCheckpointProcessedData": "Bytes processed while a barrier was aligned: none, it stands between two batches",
-    "lastCheckpointPersistedData": "Bytes of rows under way that were stored: none, for the same reason",
+    "lastCheckpointCompletedTimestamp": "When the last checkpoint was completed, in milliseconds since the epoch",
+    "lastCheckpointRestoreTimestamp": "When the job last restored a checkpoint, in milliseconds since the epoch",
+    "lastCheckpointProcessedData": "Bytes processed during alignment: none, since a barrier lies between two batches",
+    "lastCheckpointPersistedData": "Bytes of in-flight rows that were stored: none, for the same reason",
 }
-"""Flink's names, and what they are here. -1, as with Flink: there is none yet."""
+"""Flink's metrics of a job and their meaning here. -1, as in Flink: there is none yet."""
 
 
 def job_metrics(view: JobView) -> dict[str, Value]:
-    """Each of `DESCRIBED`."""
+    """The value of each metric in `DESCRIBED`."""
     last = view.last_completed
     return {
         "numRestarts": view.restarts,
@@ -167,7 +167,7 @@ def job_metrics(view: JobView) -> dict[str, Value]:
 
 
 def listed(values: dict[str, Value], wanted: str | None) -> list[Json]:
-    """As a call answers: the names of all, or the values of those that are asked for. What is unknown is left out, as with Flink."""
+    """All names, or the values of the requested metrics. As in Flink, unknown names are left out."""
     if wanted is None:
         return [{"id": name} for name in values]
     return [{"id": name, "value": str(values[name])} for name in _names(wanted) if name in values]
@@ -178,7 +178,7 @@ def _names(wanted: str) -> Iterable[str]:
 
 
 def _counts(view: JobView) -> dict[str, Value]:
-    """Since this start of the job, as long as it says so; then of the history that is known."""
+    """The counts since this start of the job; without live status, of the known history."""
     live, summary = view.live, view.summary
     completed, failed = (
         (summary.completed, summary.failed)
@@ -194,7 +194,7 @@ def _counts(view: JobView) -> dict[str, Value]:
 
 
 def _uptime_ms(view: JobView) -> int:
-    """-1 for a job that is over; 0 while it does not process."""
+    """-1 for a job that ended; 0 while it restarts."""
     if not view.state.is_alive:
         return -1
     if view.state is JobState.RESTARTING:
@@ -204,7 +204,7 @@ def _uptime_ms(view: JobView) -> int:
 
 
 def _downtime_ms(view: JobView) -> int:
-    """Also of a job that died or failed: nobody wanted that, and it lasts."""
+    """How long the job has been down, also if it died or failed for good."""
     down = view.state is JobState.RESTARTING or view.state.is_down
     if not down:
         return 0

@@ -1,7 +1,7 @@
-"""One source, operator or sink, and its subtasks, as Flink shows them. Pure: a view in, JSON out.
+"""One source, operator or sink and its subtasks, in Flink's JSON. Pure.
 
-A subtask is known by what it measured in the newest completed checkpoint. Operators without state, sources and sinks are not measured one
-by one: Spark makes their tasks anew in each batch.
+The numbers of a subtask come from the newest completed checkpoint. Stateless operators, sources and sinks have no numbers for single
+subtasks: Spark creates new tasks for them in each batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.status.view import JobView, source_behind
 
 
 def vertex_detail(view: JobView, node: PlanNode) -> Json:
-    """`/jobs/:jobid/vertices/:vertexid`."""
+    """`/jobs/:jobid/vertices/:vertexid`: one vertex with all its subtasks."""
     subtasks = [_subtask(view, node, index) for index in range(tasks_of(node))]
     return {
         **_named(view, node),
@@ -38,7 +38,7 @@ def vertex_detail(view: JobView, node: PlanNode) -> Json:
 
 
 def subtask_times(view: JobView, node: PlanNode) -> Json:
-    """`.../subtasktimes`."""
+    """`.../subtasktimes`: when each subtask started, and on which host."""
     times = dict.fromkeys(TASK_STATES, 0) | {task_state(view): millis(started_at(view))}
     return {
         **_named(view, node),
@@ -56,7 +56,7 @@ def subtask_times(view: JobView, node: PlanNode) -> Json:
 
 
 def vertex_hosts(view: JobView, node: PlanNode) -> Json:
-    """`.../taskmanagers`: the hosts of Spark's executors, as far as subtasks have said where they were."""
+    """`.../taskmanagers`: the hosts of Spark's executors, as far as subtasks reported them."""
     hosts: dict[str, list[int]] = {}
     for index in range(tasks_of(node)):
         hosts.setdefault(_host(view, node, index), []).append(index)
@@ -80,7 +80,7 @@ def vertex_hosts(view: JobView, node: PlanNode) -> Json:
 
 
 def watermarks(view: JobView, node: PlanNode) -> list[Json]:
-    """`.../watermarks`, in milliseconds; none where there is no event time."""
+    """`.../watermarks`, in milliseconds; empty without event time."""
     found = _watermark_us(view, node)
     if found is None:
         return []
@@ -91,7 +91,7 @@ def watermarks(view: JobView, node: PlanNode) -> list[Json]:
 
 
 def backpressure(node: PlanNode) -> Json:
-    """`.../backpressure`. A batch ends before the next begins: nothing presses back, it is the source that waits."""
+    """`.../backpressure`. A batch ends before the next one begins, so there is none: the source waits."""
     return {
         "status": "ok",
         "backpressureLevel": "ok",
@@ -112,17 +112,17 @@ def backpressure(node: PlanNode) -> Json:
 
 
 def accumulators(view: JobView, node: PlanNode) -> Json:
-    """`.../accumulators`: Penstock has none."""
+    """`.../accumulators`: Penstock has no accumulators."""
     return {"id": vertex_id(view, node.uid), "user-accumulators": []}
 
 
 def subtask_accumulators(view: JobView, node: PlanNode) -> Json:
-    """`.../subtasks/accumulators`: nor here."""
+    """`.../subtasks/accumulators`: Penstock has no accumulators."""
     return {"id": vertex_id(view, node.uid), "parallelism": tasks_of(node), "subtasks": []}
 
 
 def vertex_metrics(view: JobView, node: PlanNode) -> dict[str, Value]:
-    """Of the whole vertex, under the names of an operator's in Flink, each behind the `0.` of a first subtask that stands for all."""
+    """The metrics of the whole vertex under Flink's names. The prefix `0.` names the first subtask, which stands for all."""
     rows_in, rows_out = rows_through(view, node)
     found: dict[str, Value] = {"0.numRecordsIn": rows_in, "0.numRecordsOut": rows_out}
     watermark = _watermark_us(view, node)
@@ -171,7 +171,7 @@ _LIVED = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
 
 
 def _aggregated(subtasks: Sequence[Json]) -> Json:
-    """Over subtasks: each of their metrics, and how long they were in each state."""
+    """Statistics over subtasks: their metrics, and their time in each state."""
     metrics = [
         {name: one for name, one in task["metrics"].items() if one is not True and one is not False}
         for task in subtasks
@@ -185,7 +185,7 @@ def _spreads(found: Sequence[Json]) -> Json:
 
 
 def _spread(ordered: Sequence[float]) -> Json:
-    """The nearest that was measured, as in `view.checkpoints.percentiles`."""
+    """Percentiles by nearest rank, as in `checkpoint_history.percentiles`."""
     last = len(ordered) - 1
     parts = {"median": 0.5, "p25": 0.25, "p75": 0.75, "p95": 0.95}
     return {

@@ -1,7 +1,6 @@
-"""The pages of the dashboard: what is seen of jobs, as HTML.
+"""The pages of the dashboard as HTML.
 
-Enter: `JobView`s and what is around a page (`PageFrame`). Leaves: text.
-Nothing is read here, and nothing is asked of a job: whoever serves the pages does that.
+In: `JobView`s and a `PageFrame`. Out: text. The functions read nothing and send no requests to jobs: the routes do that.
 """
 
 from penstock.dashboard.pages.job_pages import (

@@ -1,6 +1,6 @@
-"""What can be asked of a running job from a page, and what exactly will happen then. Pure.
+"""The actions that a page offers for a running job, and what each will do. Pure.
 
-A confirmation has the values of this moment in it: how many rows are done again, what is deleted. Who reads it shall not have to know more.
+A confirmation shows the values of this moment: how many rows the job will process again, and what it deletes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from penstock.status.health import Tone
 from penstock.status.view import JobView
 from penstock.wording import counted
 
+_LAST_CHECKPOINT = (
+    "The job finishes the running batch, then completes and commits a checkpoint of everything processed."
+)
+_ENDS = "The job ends. Nothing is processed until you start it again."
+
 
 class ActionForm(msgspec.Struct, frozen=True, kw_only=True):
-    """One button, and the dialog behind it."""
+    """One button and its confirmation dialog."""
 
     name: str
     kind: str
-    """The last part of the path that it is sent to."""
+    """The last part of the path that the form is sent to."""
     title: str
     summary: str
     button: str
@@ -33,26 +38,26 @@ class ActionForm(msgspec.Struct, frozen=True, kw_only=True):
     takes_folder: bool = False
     takes_drain: bool = False
     typed: str = ""
-    """What has to be typed first, as a regular expression; '' for nothing."""
+    """A regular expression for the text that the user must type first; '' if none is needed."""
 
 
 def action_forms(view: JobView) -> tuple[ActionForm, ...]:
-    """All of them, the harmless ones first."""
-    return (_checkpoint(view), _savepoint(), _stop(), _stop_with_savepoint(), _cancel(view))
+    """All actions, the harmless ones first."""
+    rows = counted(view.live.rows_since_checkpoint if view.live else 0, "row")
+    return (_checkpoint(rows), _savepoint(), _stop(), _stop(savepoint=True), _cancel(view, rows))
 
 
-def _checkpoint(view: JobView) -> ActionForm:
-    rows = view.live.rows_since_checkpoint if view.live else 0
+def _checkpoint(rows: str) -> ActionForm:
     return ActionForm(
         name="checkpoint",
         kind="checkpoint",
         title="Checkpoint now",
-        summary="Make safe what was processed so far, without waiting for the interval.",
+        summary="Make everything processed so far safe, without waiting for the interval.",
         button="Trigger a checkpoint",
         question="Trigger a checkpoint now?",
         steps=(
-            f"The next barrier carries a checkpoint; it has everything processed until now ({counted(rows, 'row')} since the last one).",
-            "Its output is committed when it is completed. The job goes on meanwhile.",
+            f"The next barrier carries a checkpoint of everything processed until then ({rows} since the last one).",
+            "When the checkpoint is completed, the job commits its output. The job keeps running.",
         ),
     )
 
@@ -62,67 +67,50 @@ def _savepoint() -> ActionForm:
         name="savepoint",
         kind="savepoint",
         title="Savepoint",
-        summary="Write the whole state into a folder of its own, for a new version, another parallelism, or as a backup.",
+        summary="Write the whole state into its own folder: for a new version, another parallelism, or a backup.",
         button="Make a savepoint",
         question="Make a savepoint?",
         steps=(
-            "A checkpoint of everything processed until now is completed and committed.",
-            "A process of low priority writes its state into the folder. Until it is done no older checkpoint is deleted.",
-            "The job goes on meanwhile.",
+            "The job completes and commits a checkpoint of everything processed until now.",
+            "A low-priority process writes the state into the folder. Until it is done, no older checkpoint is deleted.",
+            "The job keeps running.",
         ),
         takes_folder=True,
     )
 
 
-def _stop() -> ActionForm:
+def _stop(*, savepoint: bool = False) -> ActionForm:
+    title = "Stop with savepoint" if savepoint else "Stop"
+    made = (
+        "The job makes a savepoint of that checkpoint. If this fails, the job still ends and keeps the checkpoint, "
+        "so you can make one later."
+    )
     return ActionForm(
-        name="stop",
+        name="stop-with-savepoint" if savepoint else "stop",
         kind="stop",
-        title="Stop",
-        summary="End in good order. The next start goes on exactly there.",
-        button="Stop the job",
-        question="Stop the job?",
-        steps=(
-            "The batch that is running ends.",
-            "Everything processed is completed and committed.",
-            "The job ends, and nothing is processed until somebody starts it again.",
-        ),
+        title=title,
+        summary="End cleanly and leave a savepoint of the end."
+        if savepoint
+        else "End cleanly. The next start continues exactly there.",
+        button=title if savepoint else "Stop the job",
+        question=f"Stop the job{' with a savepoint' if savepoint else ''}?",
+        steps=(_LAST_CHECKPOINT, *((made,) if savepoint else ()), _ENDS),
         tone=Tone.WARNING,
+        fields=(("savepoint", "true"),) if savepoint else (),
+        takes_folder=savepoint,
         takes_drain=True,
     )
 
 
-def _stop_with_savepoint() -> ActionForm:
-    return ActionForm(
-        name="stop-with-savepoint",
-        kind="stop",
-        title="Stop with savepoint",
-        summary="End in good order, and leave a savepoint of the end.",
-        button="Stop with savepoint",
-        question="Stop the job with a savepoint?",
-        steps=(
-            "The batch that is running ends. Everything processed is completed and committed.",
-            "A savepoint is made of that. If it fails, the job ends all the same; its checkpoint is kept, so one can be made later.",
-            "The job ends, and nothing is processed until somebody starts it again.",
-        ),
-        tone=Tone.WARNING,
-        fields=(("savepoint", "true"),),
-        takes_folder=True,
-        takes_drain=True,
-    )
-
-
-def _cancel(view: JobView) -> ActionForm:
-    rows = view.live.rows_since_checkpoint if view.live else 0
+def _cancel(view: JobView, rows: str) -> ActionForm:
     deletes = view.plan is not None and view.plan.settings.on_cancel == OnCancel.DELETE_ON_CANCELLATION.value
     last = view.last_completed
-    then = (
-        "Its checkpoints, its state and its progress log are deleted: the job is told to do so (on_cancel)."
-        if deletes
-        else f"Checkpoints are kept. The next start goes back to checkpoint {last.checkpoint}."
-        if last
-        else "No checkpoint was completed yet: the next start begins from nothing."
-    )
+    if deletes:
+        then = "The job deletes its checkpoints, its state and its progress log, as its setting on_cancel demands."
+    elif last:
+        then = f"The job keeps its checkpoints. The next start goes back to checkpoint {last.checkpoint}."
+    else:
+        then = "No checkpoint was completed yet: the next start begins from nothing."
     return ActionForm(
         name="cancel",
         kind="cancel",
@@ -131,28 +119,28 @@ def _cancel(view: JobView) -> ActionForm:
         button="Cancel the job",
         question="Cancel the job?",
         steps=(
-            "The batch that is running ends. No last checkpoint is made.",
-            f"What was processed since the last checkpoint ({counted(rows, 'row')}) is not committed.",
+            "The job finishes the running batch. It makes no last checkpoint.",
+            f"The job does not commit what it processed since the last checkpoint ({rows}).",
             then,
         ),
-        warning="This cannot be undone: the job can never go on from where it is." if deletes else "",
+        warning="This cannot be undone: the job can never continue from where it is." if deletes else "",
         tone=Tone.BAD,
         typed=re.escape(view.name) if deletes else "",
     )
 
 
 def outcome_words(outcome: Outcome) -> tuple[Tone, str]:
-    """What has become of a request, as tone and headline."""
-    return _OUTCOMES.get(outcome.state, (Tone.QUIET, f"It is {outcome.state}"))
+    """The tone and headline for the outcome of a request."""
+    return _OUTCOMES.get(outcome.state, (Tone.QUIET, f"The request is {outcome.state}"))
 
 
 _OUTCOMES = {
-    "waiting": (Tone.BUSY, "Asked. The job takes it on within a second or two"),
-    "under way": (Tone.BUSY, "The job has taken it on"),
+    "waiting": (Tone.BUSY, "Requested. The job accepts it within a second or two"),
+    "under way": (Tone.BUSY, "The job has accepted it"),
     "done": (Tone.GOOD, "Done"),
-    "failed": (Tone.BAD, "It came to nothing"),
+    "failed": (Tone.BAD, "It failed"),
     "unknown": (
         Tone.QUIET,
-        "Nothing is known of this request: it was never asked, or was answered more than an hour ago",
+        "This request is unknown: it was never made, or the job answered it more than an hour ago",
     ),
 }

@@ -1,8 +1,8 @@
-"""The graph of a job as a picture: which box lies where, and how lines go between them. Pure.
+"""The graph of a job as a picture, and the facts about its nodes. Pure.
 
-Boxes lie in layers, each behind all that it gets rows from: from left to right, or downward where there is little room. A line that passes
-a layer gets a place of its own in it, so no line runs through a box. Inside a layer that order is taken, of those tried, which lets the
-fewest lines cross. What was read from storage may name anything: inputs that do not exist, or that come later, are passed over.
+The boxes lie in layers, each after all its inputs: from left to right, or downward on a narrow screen. A line that passes a layer gets its
+own place in it, so no line crosses a box. The order inside a layer is the one with the fewest crossings of those tried. A plan from storage
+may name anything: inputs that do not exist or come later are ignored.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BETWEEN_LAYERS, BETWEEN_BOXES = 64.0, 22.0
 DOWNWARD_BETWEEN_LAYERS = 40.0
 MARGIN = 6.0
 _PASSING = 14.0
-"""The room that a line needs which goes past a layer."""
+"""The room of a line that passes a layer."""
 _SWEEPS = 8
 
 
 class Box(msgspec.Struct, frozen=True):
-    """Where a node lies."""
+    """The position of a node."""
 
     node: PlanNode
     x: float
@@ -49,7 +49,7 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class EdgePath(msgspec.Struct, frozen=True):
-    """How rows go from one node to another: `path` is the `d` of an SVG path."""
+    """The line from one node to another; `path` is the `d` of an SVG path."""
 
     source: str
     target: str
@@ -57,7 +57,7 @@ class EdgePath(msgspec.Struct, frozen=True):
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """The whole picture."""
+    """The layout of the whole graph."""
 
     width: float = 0.0
     height: float = 0.0
@@ -66,50 +66,50 @@ class Drawing(msgspec.Struct, frozen=True):
 
 
 class _Place(msgspec.Struct):
-    """A box, or a line that passes: what takes room in a layer."""
+    """A box or a passing line, which takes room in a layer."""
 
     layer: int
     room: float
-    """Across the layers: the height of a box when they go to the right, its width when they go down."""
+    """Its size across the flow: the height of a box if rows flow right, its width if they flow down."""
     middle: float = 0.0
-    before: list[_Place] = []
-    behind: list[_Place] = []
+    inputs: list[_Place] = []
+    outputs: list[_Place] = []
 
 
 _Layers = list[list[_Place]]
 
 
 class _Direction(msgspec.Struct, frozen=True):
-    """Which way rows flow. A point is at (along the flow, across it)."""
+    """The direction in which rows flow. A point is (along the flow, across the flow)."""
 
     downward: bool
 
     @property
     def length(self) -> float:
-        """Of a box, along."""
+        """The length of a box along the flow."""
         return BOX_HEIGHT if self.downward else BOX_WIDTH
 
     @property
     def room(self) -> float:
-        """Of a box, across."""
+        """The size of a box across the flow."""
         return BOX_WIDTH if self.downward else BOX_HEIGHT
 
     @property
     def step(self) -> float:
-        """From one layer to the next."""
+        """The distance from one layer to the next."""
         return self.length + (DOWNWARD_BETWEEN_LAYERS if self.downward else BETWEEN_LAYERS)
 
     def point(self, along: float, across: float) -> tuple[float, float]:
-        """As x and y."""
+        """Convert a point to x and y."""
         return (across, along) if self.downward else (along, across)
 
     def begin(self, layer: int) -> float:
-        """Where a layer begins, along."""
+        """The begin of a layer along the flow."""
         return MARGIN + layer * self.step
 
 
 def draw(nodes: Sequence[PlanNode], *, downward: bool = False) -> Drawing:
-    """Lay them out."""
+    """Lay out the nodes of a plan."""
     known = {node.uid: node for node in reversed(nodes)}
     ordered = [node for node in nodes if known[node.uid] is node]
     if not ordered:
@@ -125,7 +125,7 @@ def draw(nodes: Sequence[PlanNode], *, downward: bool = False) -> Drawing:
 
 
 def _edges(nodes: Sequence[PlanNode]) -> list[tuple[str, str]]:
-    """Pairs of uids, each once; an input counts when it comes before."""
+    """The pairs of uids, each once; an input must come before its node."""
     seen: set[str] = set()
     found: dict[tuple[str, str], None] = {}
     for node in nodes:
@@ -135,17 +135,17 @@ def _edges(nodes: Sequence[PlanNode]) -> list[tuple[str, str]]:
 
 
 def _layers_of(nodes: Sequence[PlanNode], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Behind all its inputs; what has none is moved close to what it feeds."""
-    before: defaultdict[str, list[str]] = defaultdict(list)
-    behind: defaultdict[str, list[str]] = defaultdict(list)
+    """The layer of each node, after all its inputs; a node without inputs moves close to its outputs."""
+    inputs: defaultdict[str, list[str]] = defaultdict(list)
+    outputs: defaultdict[str, list[str]] = defaultdict(list)
     for source, target in edges:
-        before[target].append(source)
-        behind[source].append(target)
+        inputs[target].append(source)
+        outputs[source].append(target)
     layer: dict[str, int] = {}
     for node in nodes:
-        layer[node.uid] = max((layer[uid] + 1 for uid in before[node.uid]), default=0)
+        layer[node.uid] = max((layer[uid] + 1 for uid in inputs[node.uid]), default=0)
     return {
-        uid: min(layer[to] for to in behind[uid]) - 1 if behind[uid] and not before[uid] else at
+        uid: min(layer[to] for to in outputs[uid]) - 1 if outputs[uid] and not inputs[uid] else at
         for uid, at in layer.items()
     }
 
@@ -154,8 +154,8 @@ def _route(source: _Place, target: _Place) -> list[_Place]:
     passing = [_Place(layer, _PASSING) for layer in range(source.layer + 1, target.layer)]
     route = [source, *passing, target]
     for one, following in pairwise(route):
-        one.behind.append(following)
-        following.before.append(one)
+        one.outputs.append(following)
+        following.inputs.append(one)
     return route
 
 
@@ -167,7 +167,7 @@ def _by_layer(places: Sequence[_Place]) -> _Layers:
 
 
 def _with_fewest_crossings(layers: _Layers) -> _Layers:
-    """Sorted by the middle of the neighbours, there and back; the best order that came up on the way."""
+    """Sort each layer by the mean rank of its neighbours, forward and backward; keep the best order found."""
     best, fewest = [list(places) for places in layers], _crossings(layers)
     for sweep in range(_SWEEPS):
         forward = sweep % 2 == 0
@@ -183,7 +183,7 @@ def _sort(places: list[_Place], layers: _Layers, *, forward: bool) -> None:
     rank = _ranks(layers)
     wanted = {
         id(one): fmean(
-            [rank[id(other)] for other in (one.before if forward else one.behind)] or [rank[id(one)]]
+            [rank[id(other)] for other in (one.inputs if forward else one.outputs)] or [rank[id(one)]]
         )
         for one in places
     }
@@ -198,13 +198,13 @@ def _crossings(layers: _Layers) -> int:
     rank = _ranks(layers)
     total = 0
     for places in layers:
-        lines = [(rank[id(one)], rank[id(to)]) for one in places for to in one.behind]
+        lines = [(rank[id(one)], rank[id(to)]) for one in places for to in one.outputs]
         total += sum((a - c) * (b - d) < 0 for (a, b), (c, d) in combinations(lines, 2))
     return total
 
 
 def _settle(layers: _Layers) -> None:
-    """Give each its place across: as near to its neighbours as the order and the room allow."""
+    """Place each box across the flow, as near to its neighbours as order and room allow."""
     for places in layers:
         _spread(places, [0.0] * len(places))
     for sweep in range(_SWEEPS):
@@ -217,12 +217,12 @@ def _settle(layers: _Layers) -> None:
 
 
 def _between_neighbours(one: _Place) -> float:
-    neighbours = one.before + one.behind
+    neighbours = one.inputs + one.outputs
     return fmean([other.middle for other in neighbours]) if neighbours else one.middle
 
 
 def _spread(places: Sequence[_Place], wanted: Sequence[float]) -> None:
-    """Put them where they are wanted, one after the other without overlap; too little room moves all of them alike."""
+    """Put each at its wanted place without overlap; if there is too little room, shift all equally."""
     end = float("-inf")
     for place, middle in zip(places, wanted, strict=True):
         place.middle = max(middle, end + BETWEEN_BOXES + place.room / 2)
@@ -256,57 +256,57 @@ def _drawing(
 
 
 def _path(route: Sequence[_Place], way: _Direction) -> str:
-    """Curves between layers, straight past them."""
+    """Curves between layers, straight lines past them."""
 
-    def said(along: float, across: float) -> str:
+    def text(along: float, across: float) -> str:
         x, y = way.point(along, across)
         return f"{x:.1f} {y:.1f}"
 
     along, across = way.begin(route[0].layer) + way.length, route[0].middle
-    parts = [f"M{said(along, across)}"]
+    parts = [f"M{text(along, across)}"]
     for place in route[1:]:
         to = way.begin(place.layer)
         half = (along + to) / 2
-        parts.append(f"C{said(half, across)} {said(half, place.middle)} {said(to, place.middle)}")
+        parts.append(f"C{text(half, across)} {text(half, place.middle)} {text(to, place.middle)}")
         along, across = to + way.length, place.middle
         if place is not route[-1]:
-            parts.append(f"L{said(along, across)}")
+            parts.append(f"L{text(along, across)}")
     return "".join(parts)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, in words. A dash stands where nothing is known."""
+    """The current facts about one node as text; a dash for unknown values."""
 
     node: PlanNode
     speed: str = NOTHING
     rows: str = NOTHING
     counted: str = ""
-    """How its rows are counted, where that is not one by one: `partly aggregated`."""
+    """How its rows are counted, if not one by one: `partly aggregated`."""
     state: str = NOTHING
-    """Size of state; of a source what lies in it unread, of a sink what waits for its commit."""
+    """The size of state; for a source the unread rows, for a sink the uncommitted rows."""
     state_label: str = ""
     as_of: str = ""
-    """Of a state that is left of a run that is over: the time when it was so."""
+    """For a run that is over: the time of its last status."""
     as_of_s: float = 0.0
     time: str = NOTHING
-    """How far event time is behind the clock."""
+    """How far event time lags the clock."""
     lag: str = ""
-    """The same in words: `8.1 s behind`; '' where there is none."""
+    """The same as a phrase: `8.1 s behind`; '' without event time."""
     watermark: str = NOTHING
-    """In UTC, with every digit."""
+    """The watermark in UTC, with every digit."""
     watermark_us: int | None = None
     files: str = NOTHING
     left_out: str = ""
-    """Late and bad rows; '' for none."""
+    """The counts of late and bad rows; '' if none."""
     alarm: str = ""
-    """In a word or two, why somebody should look; '' when nothing is wrong."""
+    """The problem in a word or two; '' if there is none."""
     why: str = ""
-    """The whole story of it."""
+    """The explanation of the problem."""
     position: str = ""
 
 
 def node_facts(view: JobView) -> dict[str, NodeFacts]:
-    """By uid. Of a job that is not running, what it said last."""
+    """The facts about each node, by uid; for a job that is not running, from its last status."""
     nodes = view.plan.nodes if view.plan else ()
     live = view.live
     return {node.uid: _facts(node, live, view) if live else NodeFacts(node=node) for node in nodes}
@@ -332,7 +332,7 @@ def _source(node: PlanNode, source: SourceLive, view: JobView) -> NodeFacts:
         state_label="unread",
         as_of=_time(unread.as_of),
         as_of_s=unread.as_of,
-        time=behind(source.watermark_us, _asked_at(view)),
+        time=behind(source.watermark_us, _now(view)),
         lag=_lag(source.watermark_us, view),
         watermark=watermark_moment(source.watermark_us),
         watermark_us=source.watermark_us,
@@ -350,7 +350,7 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
         state_label="state",
         as_of=_time(view.live.batch_at if view.live and not view.is_up else 0.0),
         as_of_s=view.live.batch_at if view.live and not view.is_up else 0.0,
-        time=behind(operator.watermark_us, _asked_at(view)),
+        time=behind(operator.watermark_us, _now(view)),
         lag=_lag(operator.watermark_us, view),
         watermark=watermark_moment(operator.watermark_us),
         watermark_us=operator.watermark_us,
@@ -360,9 +360,7 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
 
 
 def _sink(node: PlanNode, sink: SinkLive, view: JobView) -> NodeFacts:
-    since = (
-        f", the oldest for {lasted(_asked_at(view) - sink.waiting_since)}" if sink.waiting_since > 0 else ""
-    )
+    since = f", the oldest for {lasted(_now(view) - sink.waiting_since)}" if sink.waiting_since > 0 else ""
     is_known = view.is_up or not view.state.is_alive
     waits = f"{counted(sink.waiting, 'transaction')} with {counted(sink.waiting_rows, 'row')} wait for their commit{since}"
     return NodeFacts(
@@ -387,8 +385,8 @@ def _left_out(late: int, bad: int) -> Iterator[str]:
 
 
 def _lag(watermark_us: int | None, view: JobView) -> str:
-    said = behind(watermark_us, _asked_at(view))
-    return "" if said == NOTHING else said if said.endswith("ahead") else f"{said} behind"
+    lag = behind(watermark_us, _now(view))
+    return "" if lag == NOTHING else lag if lag.endswith("ahead") else f"{lag} behind"
 
 
 def _speed(rows_per_s: float, view: JobView) -> str:
@@ -399,8 +397,8 @@ def _time(at: float) -> str:
     return clock_time(at) if at > 0 else ""
 
 
-def _asked_at(view: JobView) -> float:
-    """Of a job that has ended, times are counted up to what it said last."""
+def _now(view: JobView) -> float:
+    """The end of durations: now, or the last status of a job that ended."""
     return view.now if view.state.is_alive or view.live is None else view.live.at
 
 

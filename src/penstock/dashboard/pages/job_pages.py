@@ -1,6 +1,6 @@
-"""Each page, as a function of what it shows. Pure.
+"""Each page as a function of its data. Pure.
 
-Where a list may be very long, its newest part is shown, and the page says what it leaves out: its JSON twin has all.
+A page shows the newest part of a long list and says what it leaves out; its JSON twin has everything.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ LARGEST_KEYS = 20
 _LATELY = 8
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
 _TALLY = {
-    Tone.BAD: "need somebody",
+    Tone.BAD: "need attention",
     Tone.WARNING: "with a problem",
-    Tone.BUSY: "on the way",
+    Tone.BUSY: "in transition",
     Tone.GOOD: "healthy",
     Tone.QUIET: "ended",
 }
 
 
 def _tally(tone: Tone, number: int) -> str:
-    return "needs somebody" if tone is Tone.BAD and number == 1 else _TALLY[tone]
+    return "needs attention" if tone is Tone.BAD and number == 1 else _TALLY[tone]
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -77,12 +77,12 @@ class _Page(msgspec.Struct, frozen=True):
     number: int
     pages: int
     first: int
-    """The place of the first row in the whole list, from 1 on."""
+    """The position of the first row in the whole list, starting at 1."""
     in_all: int
 
 
 def paged(rows: Sequence[Any], number: int, size: int) -> _Page:
-    """The rows of one page; of the last one where there are fewer pages."""
+    """The rows of one page, or of the last page if there are fewer."""
     pages = max(1, -(-len(rows) // size))
     number = min(max(1, number), pages)
     begin = (number - 1) * size
@@ -97,7 +97,7 @@ class _OverviewRow(msgspec.Struct, frozen=True):
 
 
 def overview(views: Sequence[JobView], frame: PageFrame) -> str:
-    """All jobs, those that need somebody first."""
+    """All jobs; those that need attention come first."""
     rows = [
         _OverviewRow(
             view,
@@ -114,7 +114,7 @@ def overview(views: Sequence[JobView], frame: PageFrame) -> str:
 
 
 def job(view: JobView, frame: PageFrame) -> str:
-    """One job: how it is, its graph, what it does."""
+    """One job: its health, its graph, its activity."""
     judged = verdict(view)
     story = collapsed([one for one in sentences(view.events, view.failures) if not one.routine])
     nodes = view.plan.nodes if view.plan else ()
@@ -193,7 +193,7 @@ def checkpoint(view: JobView, one: CheckpointView, frame: PageFrame) -> str:
 
 
 def _partly_aggregated(view: JobView, operators: set[str]) -> list[str]:
-    """Those of them whose rows are not counted one by one."""
+    """The operators whose rows are counted after partial aggregation."""
     nodes = view.plan.nodes if view.plan else ()
     return [node.uid for node in nodes if node.partly_aggregated and node.uid in operators]
 
@@ -205,7 +205,7 @@ class _PlacedMark(msgspec.Struct, frozen=True):
 
 
 def _placed(marks: Sequence[Mark]) -> list[_PlacedMark]:
-    """Words of moments that lie close together go onto lines of their own."""
+    """Put the names of marks that are close together on separate lines."""
     placed: list[_PlacedMark] = []
     for mark in marks:
         close = [one.level for one in placed if mark.x - one.mark.x < _WORD_WIDTH]
@@ -218,7 +218,7 @@ def _placed(marks: Sequence[Mark]) -> list[_PlacedMark]:
 
 
 _WORD_WIDTH = 9.0
-"""Of the name of a moment, in parts of a hundred of the picture."""
+"""The width of the name of a mark, in percent of the timeline."""
 
 
 class _BatchRow(msgspec.Struct, frozen=True):
@@ -228,7 +228,7 @@ class _BatchRow(msgspec.Struct, frozen=True):
 
 
 def batches(view: JobView, frame: PageFrame) -> str:
-    """The newest batches: how fast rows came, how fast they were processed, and where the time went."""
+    """The newest batches: input rate, processing rate, and where the time went."""
     found = view.live.recent_batches if view.live else ()
     full_ms = max((one.seconds for one in found), default=0.0) * 1000
     rows = [_BatchRow(one, side_by_side(batch_phases(one), full_ms), batch_phases(one)) for one in found]
@@ -249,13 +249,13 @@ class _FailureRow(msgspec.Struct, frozen=True):
     group: FailureGroup
     newest: FailureView
     others: tuple[FailureView, ...]
-    """Those of the group that came before it, as far as the page has room for them."""
+    """The earlier failures of the group, as far as the page has room."""
     mark: str
-    """Of its element: the same when the group has grown."""
+    """The id of its HTML element, which stays when the group grows."""
 
 
 def failures(view: JobView, frame: PageFrame) -> str:
-    """What went wrong, and what it cost. What came again and again is shown once, with all of its times to be opened."""
+    """Failures and their cost. Repeated failures are shown once; the user can expand them."""
     rows: list[_FailureRow] = []
     room = MOST_FAILURES
     for group in grouped(view.failures):
@@ -271,14 +271,14 @@ def failures(view: JobView, frame: PageFrame) -> str:
 
 
 def journal(view: JobView, frame: PageFrame, *, page: int = 1, routine: int = 0) -> str:
-    """What happened, newest first; `routine` is not 0: also what happens all the time while a job is well."""
-    told = collapsed([one for one in sentences(view.events, view.failures) if routine or not one.routine])
-    shown = paged(told, page, EVENTS_A_PAGE)
+    """Events, newest first; with a `routine` other than 0, also the routine events of a healthy job."""
+    events = collapsed([one for one in sentences(view.events, view.failures) if routine or not one.routine])
+    shown = paged(events, page, EVENTS_A_PAGE)
     return _of_job("journal.html", view, frame, "journal", shown=shown, routine=routine)
 
 
 def state(view: JobView, contents: StateContents | None, frame: PageFrame) -> str:
-    """The state in the newest completed checkpoint; None: there is none."""
+    """The state in the newest completed checkpoint; `contents` is None if there is none."""
     return _of_job(
         "state.html",
         view,
@@ -292,7 +292,7 @@ def state(view: JobView, contents: StateContents | None, frame: PageFrame) -> st
 
 
 def found(content: FoundRows | LargestKeys) -> str:
-    """The rows of a key, or the keys with the most rows: a part of the page of state."""
+    """The rows of a key, or the keys with the most rows, as a part of the State page."""
     if isinstance(content, LargestKeys):
         has_key, more = False, False
         columns = [*(content.keys[0].key if content.keys else ()), "rows"]
@@ -307,7 +307,7 @@ def found(content: FoundRows | LargestKeys) -> str:
 
 
 def savepoints(view: JobView, frame: PageFrame, folder: str = "", inside: Contents | str = "") -> str:
-    """Savepoints that the journal knows of. `folder`: one that is opened; `inside`: what is in it, or why that cannot be shown."""
+    """Savepoints in the journal. `folder`: the opened one; `inside`: its contents, or why they cannot be shown."""
     made = {one.folder: one for one in reversed(view.events) if isinstance(one, SavepointMade)}
     return _of_job(
         "savepoints.html",
@@ -322,7 +322,7 @@ def savepoints(view: JobView, frame: PageFrame, folder: str = "", inside: Conten
 
 
 def actions(view: JobView, outcome: Outcome | None, frame: PageFrame, refusal: str = "") -> str:
-    """What can be asked of the job, and what became of what was asked. `refusal`: why that came to nothing before the job heard of it."""
+    """The possible actions, and the outcomes of earlier ones. `refusal`: why the last one was not sent to the job."""
     tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
     return _of_job(
         "actions.html",
@@ -333,18 +333,18 @@ def actions(view: JobView, outcome: Outcome | None, frame: PageFrame, refusal: s
         refusal=refusal,
         outcome_tone=tone,
         outcome_headline=headline,
-        deeds=action_forms(view),
+        forms=action_forms(view),
         asked=collapsed([outcome_sentence(one) for one in view.asked])[:_LATELY],
     )
 
 
 def login(frame: PageFrame, wrong: str = "", following: str = "/") -> str:
-    """Where a token is given. `wrong`: why the last one was not taken; `following`: the path to go to then."""
+    """The login page. `wrong`: why the last token was refused; `following`: the path to open afterwards."""
     return render("login.html", frame, wrong=wrong, following=following)
 
 
 def problem(status: int, text: str, frame: PageFrame) -> str:
-    """Why there is no page."""
+    """The page that explains an HTTP error."""
     known = {one.value: one.phrase for one in HTTPStatus}
     return render("problem.html", frame, status=status, headline=known.get(status, "Not possible"), text=text)
 

@@ -1,10 +1,7 @@
-"""Templates into HTML. Everything that is put into one is escaped, and a name that a template uses and nobody gives is an error.
+"""Renders templates as HTML, with the frame of every page. The dashboard's process.
 
-Where the dashboard runs. Jinja is imported with the first page: without the extra `ui` there is none.
-
-The frame around every page: where it is, who reads it, and what may be done from it. Data only; the dashboard's process.
-
-The functions of `penstock.dashboard.pages` take what they show and a `PageFrame`, and return HTML. They read nothing themselves.
+All values are escaped, and an undefined name in a template is an error. Jinja is imported with the first page, because only the extra `ui`
+installs it.
 """
 
 from __future__ import annotations
@@ -28,25 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PageFrame:
-    """The same for all parts of one page. Two equal ones around one view give one page: it may be kept and given to many."""
+    """The frame of a page. Equal frames with equal data give equal pages, so the page can be cached."""
 
     base: str = ""
-    """What every link begins with, without a slash at its end: '' where the server is at the root."""
+    """The prefix of every link, without a final slash; '' for the root."""
     path: str = "/"
-    """The path of this page, without `base`: its JSON twin is at `twin`."""
+    """The path of this page, without `base`; `twin` is the path of its JSON."""
     query: str = ""
-    """What follows the path: which part of a long list is shown, `?page=2`."""
+    """The query of the page, such as `?page=2` of a long list."""
     twin: str = "/index.json"
     read_only: bool = False
-    """No action can be asked for here: no button for one is shown."""
+    """The page has no buttons for actions."""
     logged_in: bool = False
-    """Somebody has given the token: `POST {base}/logout` ends that."""
+    """The page has a logout button."""
     problems: tuple[str, ...] = ()
-    """What is wrong with the storages that are looked at, for people: one of them may not answer."""
+    """The problems of storages, for people: one of them may not answer."""
 
     @property
     def here(self) -> str:
-        """A link to this page as it is shown."""
+        """A link to this page with its query."""
         return f"{self.base}{self.path}{self.query}"
 
     def at(self, path: str) -> str:
@@ -55,38 +52,38 @@ class PageFrame:
 
 
 def slug(view: JobView) -> str:
-    """How a job is called in a path: by its name, or by its id where another job that is shown has the same name."""
+    """The name of a job in a path: its name, or its id if another job has the same name."""
     return view.name if view.id == job_id(view.name) else view.id
 
 
 class Paths:
-    """All paths of one server, each with what stands before it."""
+    """All paths of one server, with their prefix."""
 
     def __init__(self, base: str) -> None:
         self._base = base
 
     @property
     def overview(self) -> str:
-        """All jobs."""
+        """The page of all jobs."""
         return f"{self._base}/"
 
     @property
     def all_events(self) -> str:
-        """The stream that says when something about any job is new."""
+        """The event stream of all jobs."""
         return f"{self._base}/events"
 
     @property
     def login(self) -> str:
-        """Where a token is given."""
+        """The path of the login page."""
         return f"{self._base}/login"
 
     @property
     def logout(self) -> str:
-        """Where it is given back."""
+        """The path of the logout action."""
         return f"{self._base}/logout"
 
     def static(self, name: str) -> str:
-        """A file that pages need."""
+        """The path of a static file."""
         return f"{self._base}/static/{name}"
 
     def job(self, view: JobView, page: str = "") -> str:
@@ -94,19 +91,19 @@ class Paths:
         return f"{self._base}/jobs/{quote(slug(view), safe='')}{f'/{page}' if page else ''}"
 
     def checkpoint(self, view: JobView, one: CheckpointView) -> str:
-        """One checkpoint. Two runs may have completed the same number, so the run is part of it."""
+        """The page of one checkpoint. Two runs may have completed the same number, so the run is part of the path."""
         return self.job(view, f"checkpoints/{one.checkpoint}-r{one.run}")
 
     def action(self, view: JobView, kind: str) -> str:
-        """Where the job is asked for something."""
+        """The path of an action."""
         return self.job(view, f"actions/{kind}")
 
     def outcome(self, view: JobView, request: str) -> str:
-        """What has become of that, as JSON."""
+        """The outcome of a request, as JSON."""
         return self.job(view, f"requests/{quote(request, safe='')}.json")
 
     def lookup(self, view: JobView, operator: str, state: str, **asked: str) -> str:
-        """Where a key is looked up, as a part of a page; with `.json` instead of `.html`, as JSON."""
+        """The lookup of a key, as a part of a page; with `.json` instead of `.html`, as JSON."""
         of = f"state/{quote(operator, safe='')}/{quote(state, safe='')}.html"
         return self.job(view, of) + (f"?{urlencode(asked)}" if asked else "")
 
@@ -134,14 +131,14 @@ _GLOBALS: dict[str, Any] = {
     "counted": wording.counted,
     "legend": timings.LEGEND,
     "nothing": wording.NOTHING,
-    "counted_behind": "Counted behind Spark's own partial aggregation: one row for each key of a batch and task, fewer than were read",
+    "counted_behind": "Counted after Spark's partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,
 }
 
 
 @cache
 def environment() -> Environment:
-    """The templates of this package, as all pages use them."""
+    """The Jinja environment of all pages."""
     jinja2 = optional_package("jinja2", needed_by="the dashboard", extra="ui")
     made: Environment = jinja2.Environment(
         loader=jinja2.PackageLoader("penstock.dashboard.pages"),
@@ -157,5 +154,5 @@ def environment() -> Environment:
 
 
 def render(template: str, frame: PageFrame, **values: Any) -> str:
-    """One page. `values` are what it shows; all pages have `frame` and `paths`."""
+    """Render one page from its `values`; every page also has `frame` and `paths`."""
     return environment().get_template(template).render(frame=frame, paths=Paths(frame.base), **values)

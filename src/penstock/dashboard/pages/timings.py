@@ -1,8 +1,6 @@
-"""The durations of a checkpoint's and a batch's phases, slow subtasks, and the data of charts. Pure.
+"""Where the time of checkpoints and batches went: phases, slow subtasks, the timeline of a checkpoint, and charts. Pure.
 
-One checkpoint as a picture of time: trigger, barrier, acknowledgements, complete, commit. Pure.
-
-Moments lie between 0 and 100, parts of the whole width. What was measured on machines whose clocks differ is kept inside the picture.
+The x of a timeline lies between 0 and 100 percent of its width. Times from machines whose clocks differ are clamped to it.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 from penstock.wording import duration
 
 SLOW_TIMES, SLOW_MS = 2.0, 50.0
-"""A subtask is slow when it took more than so many times the median of its operator, and longer than this."""
+"""A subtask is slow if it took more than this many times the median of its operator, and more than this time."""
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A part of the time of a checkpoint. `left` and `width` are parts of a hundred of the bar."""
+    """A phase of a checkpoint or batch. `left` and `width` are percentages of the bar."""
 
     name: str
     ms: float
@@ -34,7 +32,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class LabelledPhase(msgspec.Struct, frozen=True):
-    """A phase, for the legend."""
+    """A phase in the legend."""
 
     name: str
     meaning: str
@@ -42,25 +40,24 @@ class LabelledPhase(msgspec.Struct, frozen=True):
 
 LEGEND = (
     LabelledPhase(
-        "batch", "from the trigger until the barrier had passed the whole job, without the next two"
+        "batch", "from the trigger until the barrier has passed the whole job, without the next two phases"
     ),
-    LabelledPhase("alignment", "of that time, the slowest subtask waited so long for its inputs"),
+    LabelledPhase("alignment", "in that time: how long the slowest subtask waited for its inputs"),
+    LabelledPhase("synchronous", "in that time: how long the slowest subtask took to freeze its state"),
     LabelledPhase(
-        "synchronous", "of that time, the slowest subtask was held up so long by freezing its state"
-    ),
-    LabelledPhase(
-        "asynchronous", "from then on until all state was in storage, while later rows were already processed"
+        "asynchronous",
+        "after the barrier, until all state was in storage; later rows are processed meanwhile",
     ),
     LabelledPhase("complete", "writing the metadata that makes the checkpoint exist"),
-    LabelledPhase("commit", "after its duration: from then on until all its output was visible"),
+    LabelledPhase("commit", "after the checkpoint: until all its output was visible"),
 )
 
 
 def split(one: CheckpointView) -> tuple[Phase, ...]:
-    """The phases in their order: all but the commit add up to the duration.
+    """The phases in order; all but the commit add up to the duration.
 
-    Alignment and freezing happen inside the batch, so they are taken out of it. One that was triggered while no batch came has had them
-    before. What subtasks measured is not added up: they upload side by side.
+    Alignment and freezing happen inside the batch, so they are subtracted from it. If a checkpoint was triggered without a batch, they
+    happened before. The times of subtasks are not added up: they upload in parallel.
     """
     batch_ms = min(one.batch_ms, one.duration_ms)
     alignment_ms = min(one.alignment_ms, batch_ms)
@@ -78,12 +75,12 @@ def split(one: CheckpointView) -> tuple[Phase, ...]:
 
 
 def split_ms(one: CheckpointView) -> float:
-    """All phases one after the other."""
+    """The sum of all phases."""
     return sum(phase.ms for phase in split(one))
 
 
 def full_bar_ms(shown: Sequence[CheckpointView]) -> float:
-    """How long a full bar is: as the longest checkpoint, unless a few took very much longer than all others. Their bars are cut."""
+    """The duration of a full bar: the longest checkpoint. If a few took much longer than the others, their bars are cut."""
     ordered = sorted(split_ms(one) for one in shown if one.status is CheckpointStatus.COMPLETED)
     if not ordered:
         return 0.0
@@ -95,12 +92,12 @@ _USUAL, _CUT_TIMES = 0.9, 2.5
 
 
 def bar(one: CheckpointView, full_ms: float) -> tuple[Phase, ...]:
-    """The phases of a checkpoint side by side."""
+    """The bar of a checkpoint."""
     return side_by_side(split(one), full_ms)
 
 
 def side_by_side(phases: Sequence[Phase], full_ms: float) -> tuple[Phase, ...]:
-    """What goes beyond a full bar is cut."""
+    """Place phases side by side; what exceeds a full bar is cut."""
     left, found = 0.0, []
     for phase in phases:
         end = min(100.0, left + (100.0 * phase.ms / full_ms if full_ms > 0 else 0.0))
@@ -111,7 +108,7 @@ def side_by_side(phases: Sequence[Phase], full_ms: float) -> tuple[Phase, ...]:
 
 
 def slow_subtasks(subtasks: Sequence[SubtaskTimes]) -> frozenset[tuple[str, int]]:
-    """Those that held the checkpoint up, measured against their own kind."""
+    """The subtasks that were slow compared with others of their operator."""
     by_operator: defaultdict[str, list[SubtaskTimes]] = defaultdict(list)
     for one in subtasks:
         by_operator[one.operator].append(one)
@@ -124,14 +121,14 @@ def slow_subtasks(subtasks: Sequence[SubtaskTimes]) -> frozenset[tuple[str, int]
 
 
 def took_ms(one: SubtaskTimes) -> float:
-    """What a subtask spent on a checkpoint."""
+    """The time that a subtask spent on a checkpoint."""
     return one.alignment_ms + one.sync_ms + one.async_ms
 
 
 BATCH_LEGEND = (
-    LabelledPhase("look", "Spark asked the sources what there is, and made a batch of it"),
+    LabelledPhase("look", "Spark asked the sources for new data and made a batch of it"),
     LabelledPhase("plan", "Spark planned its query"),
-    LabelledPhase("process", "operators and sinks: Penstock's part, with all that it asked of Spark"),
+    LabelledPhase("process", "operators and sinks: Penstock's part, including the Spark jobs that it runs"),
     LabelledPhase("log", "Spark wrote its progress log"),
     LabelledPhase("other", "the rest of the time"),
 )
@@ -147,7 +144,7 @@ _OF_SPARK = {
 
 
 def batch_phases(one: BatchLive) -> tuple[Phase, ...]:
-    """Where the time of a batch went. The phases add up to all of it."""
+    """The phases of a batch; they add up to its duration."""
     found = dict.fromkeys((label.name for label in BATCH_LEGEND), 0.0)
     for name, ms in one.phases_ms.items():
         if name in _OF_SPARK:
@@ -164,7 +161,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def rates(checkpoints: Sequence[CheckpointView], most: int = 120) -> tuple[Point, ...]:
-    """Rows a second between one completed checkpoint and the next, oldest first: what the journal remembers of the input."""
+    """Rows per second between completed checkpoints, oldest first, according to the journal."""
     completed = [one for one in checkpoints if one.status is CheckpointStatus.COMPLETED][: most + 1]
     return tuple(
         Point(newer.completed_at, newer.rows / (newer.completed_at - older.completed_at))
@@ -174,7 +171,7 @@ def rates(checkpoints: Sequence[CheckpointView], most: int = 120) -> tuple[Point
 
 
 def sparkline(points: Sequence[Point], width: float, height: float) -> str:
-    """The `d` of an SVG path through them, from the left edge to the right one; '' for fewer than two."""
+    """The `d` of an SVG path through the points; '' for fewer than two."""
     if len(points) < 2:  # noqa: PLR2004 - a line has two ends
         return ""
     highest = max(point.value for point in points) or 1.0
@@ -190,7 +187,7 @@ MOST_POINTS = 300
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One line; `tone` names its colour in the style sheet."""
+    """One line of a chart; `tone` names its colour in the style sheet."""
 
     label: str
     tone: str
@@ -198,7 +195,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """Values over moments, in seconds since the epoch. `unit`: `ms`, `bytes` or `rows/s`."""
+    """Values over time in seconds since the epoch. `unit`: `ms`, `bytes` or `rows/s`."""
 
     unit: str
     x: list[float]
@@ -206,24 +203,24 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def as_json(self) -> str:
-        """For an attribute."""
+        """The chart as JSON, for an HTML attribute."""
         return msgspec.json.encode(self).decode()
 
 
 def rates_chart(view: JobView) -> Chart:
-    """Rows a second, as far as the journal goes back."""
+    """Rows per second, as far as the journal goes back."""
     points = rates(view.checkpoints, MOST_POINTS)
     return Chart(
         unit="rows/s",
         x=[round(point.at, 1) for point in points],
         series=[
-            Series(label="rows a second", tone="accent", values=[round(point.value, 2) for point in points])
+            Series(label="rows per second", tone="accent", values=[round(point.value, 2) for point in points])
         ],
     )
 
 
 def batch_rates_chart(view: JobView) -> Chart:
-    """How fast rows came and how fast they were processed, batch by batch."""
+    """The input rate and the processing rate of each batch."""
     found = view.live.recent_batches[::-1] if view.live else ()
     return Chart(
         unit="rows/s",
@@ -236,7 +233,7 @@ def batch_rates_chart(view: JobView) -> Chart:
 
 
 def durations_chart(view: JobView) -> Chart:
-    """How long checkpoints took, and how long nobody saw their output after that."""
+    """The duration of checkpoints, and of their commits."""
     completed = _completed(view)
     return Chart(
         unit="ms",
@@ -249,7 +246,7 @@ def durations_chart(view: JobView) -> Chart:
 
 
 def sizes_chart(view: JobView) -> Chart:
-    """How large they were."""
+    """The full and the new bytes of checkpoints."""
     completed = _completed(view)
     return Chart(
         unit="bytes",
@@ -262,30 +259,30 @@ def sizes_chart(view: JobView) -> Chart:
 
 
 def _completed(view: JobView) -> Sequence[CheckpointView]:
-    """The oldest first, each moment once: two runs may say the same."""
+    """The completed checkpoints, oldest first, each time once: two runs may have the same."""
     newest = [one for one in view.checkpoints if one.status is CheckpointStatus.COMPLETED][:MOST_POINTS]
     by_moment = {one.completed_at: one for one in newest}
     return [by_moment[at] for at in sorted(by_moment)]
 
 
 MOST_LANES = 32
-"""Subtasks that get a lane of their own; of more, the slowest."""
+"""The limit of lanes; of more subtasks, the slowest are shown."""
 _TICKS = 6
 _NICE = (1, 2, 2.5, 5, 10)
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A moment of the whole checkpoint."""
+    """An instant of the whole checkpoint."""
 
     name: str
     at: float
     x: float
     after_ms: float
-    """Since the trigger."""
+    """Milliseconds after the trigger."""
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Something that lasted. `kind` is the name of a phase."""
+    """A phase of a lane; `kind` is its name."""
 
     kind: str
     x: float
@@ -294,34 +291,34 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One line of the picture."""
+    """One line of the timeline."""
 
     name: str
     stretches: tuple[Stretch, ...] = ()
     dot: float | None = None
-    """Where it acknowledged."""
+    """The x of its acknowledgement."""
     slow: bool = False
 
 
 class ScaleTick(msgspec.Struct, frozen=True):
-    """A line of the scale."""
+    """One tick of the time scale."""
 
     x: float
     text: str
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The picture."""
+    """The timeline of one checkpoint."""
 
     marks: tuple[Mark, ...] = ()
     lanes: tuple[Lane, ...] = ()
     ticks: tuple[ScaleTick, ...] = ()
     left_out: int = 0
-    """Subtasks that have no lane."""
+    """The number of subtasks without a lane."""
 
 
 class _Scale:
-    """Where a moment lies."""
+    """Converts times to x positions."""
 
     def __init__(self, start: float, end: float) -> None:
         self.start = start
@@ -336,7 +333,7 @@ class _Scale:
 
 
 def timeline(one: CheckpointView, now: float) -> Timeline:
-    """The picture of a checkpoint; of one that is under way as far as it has come by now."""
+    """The timeline of a checkpoint; for one in progress, until now."""
     moments = [
         ("trigger", one.triggered_at),
         ("barrier", one.barrier_at),
@@ -350,7 +347,7 @@ def timeline(one: CheckpointView, now: float) -> Timeline:
     ends = [at for _, at in known] + acknowledged + ([] if one.completed_at else [now])
     if not one.triggered_at or not ends:
         return Timeline()
-    # an idle job is triggered behind its last batch: what was stored before lies left of the trigger
+    # an idle job is triggered after its last batch: state stored before lies left of the trigger
     begins = [_begin(one, part) for part in one.subtasks]
     scale = _Scale(min([at for _, at in known] + begins), max(ends))
     shown = sorted(one.subtasks, key=took_ms, reverse=True)[:MOST_LANES]
@@ -373,12 +370,12 @@ def _batch(one: CheckpointView, scale: _Scale, now: float) -> tuple[Lane, ...]:
 
 
 def _begin(one: CheckpointView, part: SubtaskTimes) -> float:
-    """When a subtask began to wait for its inputs."""
+    """When a subtask started to wait for its inputs."""
     return min(begin for _, begin, _, _ in _stretches(one, part))
 
 
 def _stretches(one: CheckpointView, part: SubtaskTimes) -> tuple[tuple[str, float, float, float], ...]:
-    """Each with its begin, its end and how long it was. A subtask waits and freezes before the barrier has passed the job."""
+    """Each phase with begin, end and duration. A subtask waits and freezes before the barrier has passed the job."""
     end = part.acknowledged_at or one.stored_at or one.completed_at
     upload = end - part.async_ms / 1000
     frozen = min(upload, one.barrier_at or upload)
@@ -391,7 +388,7 @@ def _stretches(one: CheckpointView, part: SubtaskTimes) -> tuple[tuple[str, floa
 
 
 def _lanes(one: CheckpointView, shown: Sequence[SubtaskTimes], scale: _Scale) -> tuple[Lane, ...]:
-    """One for each subtask: it waits, freezes, uploads, and acknowledges."""
+    """One lane for each subtask: it waits, freezes, uploads, and acknowledges."""
     slow = slow_subtasks(one.subtasks)
     return tuple(
         Lane(
@@ -419,16 +416,16 @@ def _ending(one: CheckpointView, scale: _Scale) -> tuple[Lane, ...]:
 
 
 def _ticks(scale: _Scale, zero: float) -> tuple[ScaleTick, ...]:
-    """Round numbers, about six of them, that count from the trigger, as the duration does."""
+    """About six round numbers, counted from the trigger, as the duration is."""
     raw = scale.length_s / _TICKS
     power = 10 ** math.floor(math.log10(raw))
     step = next(nice * power for nice in _NICE if nice * power >= raw * 0.999)
     before = int((zero - scale.start) / step)
-    behind = int((scale.start + scale.length_s - zero) / step)
+    after = int((scale.start + scale.length_s - zero) / step)
     return tuple(
         ScaleTick(
             100.0 * (zero - scale.start + n * step) / scale.length_s,
             f"{'-' if n < 0 else ''}{duration(abs(n) * step)}" if n else "0",
         )
-        for n in range(-before, behind + 1)
+        for n in range(-before, after + 1)
     )

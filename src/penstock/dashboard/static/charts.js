@@ -1,8 +1,8 @@
-// Draws what elements with `data-chart` carry (see pages/charts.py), again whenever it changes.
-// An element with `data-value` also gets a point for each moment that the page has seen.
+// Draws the data of elements with `data-chart` (see pages/timings.py), and redraws it when it changes.
+// An element with `data-value` also gets a point for each refresh of the page.
 "use strict";
 (() => {
-  const LONGEST = 900; // points that are remembered
+  const LONGEST = 900; // the points that are kept
   const HEIGHT = 190;
   const BINARY = Array.from({ length: 50 }, (_, at) => 2 ** at); // a KB is 1,024 bytes: ticks are whole numbers of them
   const drawn = new WeakMap();
@@ -22,7 +22,7 @@
     return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   }
 
-  // What this tab has seen second by second: kept when one goes to another page and back.
+  // The points that this tab has collected: they survive a visit of another page.
   function remembered(element) {
     const key = element.dataset.memory;
     if (!key) return [];
@@ -40,7 +40,7 @@
       try {
         sessionStorage.setItem(key, JSON.stringify(points));
       } catch {
-        // then only the journal's points are shown
+        // then the chart shows only the points of the journal
       }
     }
     return points;
@@ -54,7 +54,7 @@
     return Array.from({ length: chart.series.length + 1 }, (_, column) => rows.map((row) => row[column]));
   }
 
-  // 24 hours, in the zone of the reader; with seconds or the day where that tells more.
+  // 24-hour clock in the zone of the reader; with seconds or the day if useful.
   function moments(_, ticks) {
     const span = ticks.length > 1 ? ticks[ticks.length - 1] - ticks[0] : 0;
     return ticks.map((at) => {
@@ -99,7 +99,7 @@
     if (values[0].length < 2) {
       const words = document.createElement("p");
       words.className = "quiet-text";
-      words.textContent = "There is not enough to draw yet.";
+      words.textContent = "Not enough data for a chart yet.";
       element.append(words);
       return;
     }

@@ -1,9 +1,9 @@
-// What pages do beyond HTML: they stay new, open their dialogs, answer keys, and look keys up.
+// What pages do beyond HTML: they refresh themselves, open dialogs, react to keys, and look up state.
 // Nothing is inlined and nothing is evaluated, so the strictest Content-Security-Policy holds.
 "use strict";
 
 // ── times in the zone of the reader ──────────────────────────────────────────────────────────────
-// The server writes UTC. Here each moment becomes one of the reader's zone; whoever holds the pointer over it sees UTC.
+// The server writes UTC. This converts each time to the reader's zone; its tooltip shows UTC.
 function penstockTime(date) {
   const two = (number) => String(number).padStart(2, "0");
   const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
@@ -31,18 +31,18 @@ function penstockTime(date) {
   document.addEventListener("penstock-shown", local);
 })();
 
-// ── staying new ──────────────────────────────────────────────────────────────────────────────────
-// The stream only says that something is new. Then htmx fetches the same page and morphs it into this one:
+// ── refreshing ───────────────────────────────────────────────────────────────────────────────────
+// The stream only reports that something changed. Then htmx fetches the same page and morphs it into this one:
 // focus, scroll, open dialogs and unfolded details stay as they are.
 (() => {
-  const AT_MOST_MS = 1000; // one refresh in so long
-  const AT_LEAST_MS = 30000; // also when nothing happens: ages grow
-  const PATIENCE_MS = 2000; // a connection that is back sooner was never missed
+  const AT_MOST_MS = 1000; // at most one refresh in this time
+  const AT_LEAST_MS = 30000; // without changes, since ages grow
+  const PATIENCE_MS = 2000; // a shorter interruption is not shown
   const AGAIN_MS = [1000, 2000, 5000, 10000];
 
   let source = null;
   let tries = 0;
-  let heard = Date.now(); // when the page was last known to be new
+  let heard = Date.now(); // when the page was last up to date
   let refreshed = 0;
   let waiting = 0;
   let missing = 0;
@@ -104,7 +104,7 @@ function penstockTime(date) {
     for (const name of ["revision", "change", "changed"]) source.addEventListener(name, changed);
     source.onerror = () => {
       lost();
-      if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
+      if (source.readyState !== EventSource.CLOSED) return; // the browser reconnects by itself
       const in_ms = AGAIN_MS[Math.min(tries, AGAIN_MS.length - 1)];
       tries += 1;
       setTimeout(listen, in_ms);
@@ -131,7 +131,7 @@ function penstockTime(date) {
     const opener = event.target.closest("[data-opens]");
     if (opener && !opener.disabled) document.getElementById(opener.dataset.opens)?.showModal();
     if (event.target.closest("#help")) document.getElementById("keys").showModal();
-    if (event.target instanceof HTMLDialogElement) event.target.close("no"); // a click beside it
+    if (event.target instanceof HTMLDialogElement) event.target.close("no"); // a click outside of it
   });
   document.addEventListener("submit", (event) => {
     const asked = event.submitter?.formMethod !== "dialog" && event.target.method === "post";
@@ -172,8 +172,8 @@ function penstockTime(date) {
   });
 })();
 
-// ── looking a key up ─────────────────────────────────────────────────────────────────────────────
-// The server writes what was found as HTML: numbers of 64 bits do not survive JSON.parse.
+// ── state lookup ─────────────────────────────────────────────────────────────────────────────────
+// The server renders the result as HTML: 64-bit numbers do not survive JSON.parse.
 (() => {
   function say(place, text, kind) {
     const element = document.createElement("p");
@@ -185,14 +185,14 @@ function penstockTime(date) {
   async function look(place, url) {
     say(place, "Looking …", "quiet-text");
     try {
-      const answer = await fetch(url, { headers: { Accept: "application/json" } }); // what is refused is said in JSON
+      const answer = await fetch(url, { headers: { Accept: "application/json" } }); // refusals come as JSON
       if (answer.ok) {
         place.innerHTML = await answer.text();
         document.dispatchEvent(new Event("penstock-shown"));
         return;
       }
       const content = await answer.json();
-      say(place, content.error || content.detail || `The server says ${answer.status}.`, "note bad");
+      say(place, content.error || content.detail || `The server answered with status ${answer.status}.`, "note bad");
     } catch (error) {
       say(place, `No answer: ${error.message}. Try again.`, "note bad");
     }

@@ -1,4 +1,4 @@
-// Which theme was chosen, before anything is painted. "auto" is as the system has it.
+// Applies the chosen theme before anything is painted. "auto" is the theme of the system.
 "use strict";
 (() => {
   const THEMES = ["auto", "light", "dark"];
@@ -10,7 +10,7 @@
       const kept = localStorage.getItem(KEY);
       return THEMES.includes(kept) ? kept : "auto";
     } catch {
-      return "auto"; // a browser that keeps nothing
+      return "auto"; // the browser stores nothing
     }
   }
 
@@ -25,7 +25,7 @@
     try {
       localStorage.setItem(KEY, theme);
     } catch {
-      // then it lasts for this page
+      // then the choice lasts for this page
     }
     show(theme);
     document.dispatchEvent(new Event("penstock-theme"));

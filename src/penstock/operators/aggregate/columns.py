@@ -1,4 +1,4 @@
-"""One aggregate: its kind, the partial values that are kept of it, and their names in the state. Driver and executors."""
+"""One aggregate: its kind, its partial values, and their names in the state. Driver and executors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from penstock.state.ddl import arrow_type, spark_type
 
 VALUE, BY, AT = "value", "by", "at"
-"""What is kept of the row that an aggregate has picked: the value, what was compared, and in windows its event time."""
+"""The stored fields of the row that an aggregate has picked: its value, what was compared, and in windows its event time."""
 _AVERAGE = b"penstock.average"
-"""Beside the columns of an average: the type of its result."""
+"""Metadata of the columns of an average: the type of its result."""
 
 
 class Kind(StrEnum):
-    """An aggregate that can be merged; all but AVG are also the rule by which a partial column is merged."""
+    """An aggregate that can be merged. All but AVG are also the rule by which a partial column is merged."""
 
     COUNT = "count"
     SUM = "sum"
@@ -38,12 +38,12 @@ class Kind(StrEnum):
 
 
 PICKING = (Kind.MAX_BY, Kind.MIN_BY, Kind.FIRST, Kind.LAST)
-"""They pick the value of one row."""
+"""Aggregates that pick the value of one row."""
 
 
 @dataclass(frozen=True)
 class Partial:
-    """A column of the state, which Spark computes anew for every batch, and the rule that merges the two."""
+    """A column of the state that Spark also computes for every batch, and the rule that merges the two."""
 
     name: str
     rule: Kind
@@ -66,22 +66,22 @@ class AggregateColumn:
 
 
 _PARTIAL = re.compile(rf"__(?P<aggregate>.+)_(?P<rule>{'|'.join(Kind)})", re.DOTALL)
-"""No rule ends as another one does behind a `_`: a name can be read in one way only."""
+"""A name can be parsed in one way only, because no rule is the part of another rule after a `_`."""
 
 
 def partial_name(aggregate: str, rule: Kind) -> str:
-    """The name of a state column; it depends on nothing but its own aggregate, so others may come and go."""
+    """The name of a state column. It depends only on its own aggregate, so other aggregates can be added and removed."""
     return f"__{aggregate}_{rule.value}"
 
 
 def aggregate_of(column: str) -> tuple[str, Kind] | None:
-    """The aggregate that a state column with such a name belongs to, and what the column is in it."""
+    """The aggregate to which a state column of this name belongs, and the rule of the column."""
     found = _PARTIAL.fullmatch(column)
     return None if found is None else (found["aggregate"], Kind(found["rule"]))
 
 
 def state_schema(specs: Sequence[AggregateColumn]) -> pa.Schema:
-    """The value columns of the operator's state. What is a part of an average says so: a sum of decimals is a sum and a count, too."""
+    """The value columns of the state. Metadata marks those of an average, because a sum of decimals is a sum and a count, too."""
     return pa.schema([_field(spec, partial) for spec in specs for partial in spec.partials])
 
 
@@ -91,7 +91,7 @@ def _field(spec: AggregateColumn, partial: Partial) -> pa.Field:
 
 
 def stored_aggregates(state: Sequence[pa.Field]) -> list[AggregateColumn]:
-    """The aggregates that stored columns belong to, in their order, without the job: for those who read state."""
+    """The aggregates of stored columns, in their order, for reading state without the job."""
     found: dict[str, list[tuple[Kind, pa.Field]]] = {}
     for field in state:
         whose = aggregate_of(field.name)
@@ -115,11 +115,11 @@ def _stored_aggregate(name: str, columns: Sequence[tuple[Kind, pa.Field]]) -> Ag
 
 
 def output_schema(specs: Sequence[AggregateColumn]) -> pa.Schema:
-    """The columns that `finish` gives, with the types of Spark's own result; timestamps are in UTC."""
+    """The columns that `finish` returns, with the types of Spark's own results; timestamps are in UTC."""
     return pa.schema([(spec.name, spec.output) for spec in specs])
 
 
 def picked_type(value: pa.DataType, by: pa.DataType | None, *, timed: bool) -> pa.DataType:
-    """What is kept of an aggregate; `timed`: whether rows have a place of their own."""
+    """The stored type of an aggregate that picks a row. `timed`: whether rows are ordered by their event time."""
     by_field = [] if by is None else [pa.field(BY, by)]
     return pa.struct([pa.field(VALUE, value), *by_field, *([pa.field(AT, pa.int64())] if timed else [])])

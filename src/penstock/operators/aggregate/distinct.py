@@ -4,8 +4,8 @@
 
 Spark gives the values of all such aggregates among the aggregates of the batch, with a number that says whose they are.
 
-Windows that grow together keep a set instead, as an array: what lies in a table under a window would have to move with it, and sets unite.
-The price is that a set is one value of the state: it is read and written whole when its window gets rows.
+Windows that merge store a set instead, as an array: rows of a table would have to move with their window, while sets can be united. The
+price is that a set is one value of the state: it is read and written whole when its window gets rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, aggregate_of, state_schema
@@ -35,7 +36,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def set_type(values: Sequence[pa.DataType]) -> pa.DataType:
-    """That of a set of values with these columns."""
+    """The stored type of a set of values with these columns."""
     if len(values) == 1:
         return pa.list_(values[0])
     fields = [pa.field(name, kind) for name, kind in zip(part_names(len(values)), values, strict=True)]
@@ -43,12 +44,12 @@ def set_type(values: Sequence[pa.DataType]) -> pa.DataType:
 
 
 def part_names(number: int) -> list[str]:
-    """The parts of a value that has so many columns."""
+    """The names of the parts of a value with this number of columns."""
     return [f"value_{at}" for at in range(number)]
 
 
 def united(before: pa.Array, added: pa.Array) -> pa.Array:
-    """Row by row the values that are in either set, those of `before` first; null is a set without values."""
+    """The union of two sets, row by row, with the values of `before` first. Null is an empty set."""
     owners, values = _members(pa.concat_arrays([before, added]))
     owners %= max(1, len(before))
     kept = _first_of_each(owners, values)
@@ -56,14 +57,14 @@ def united(before: pa.Array, added: pa.Array) -> pa.Array:
 
 
 def set_sizes(sets: pa.Array) -> pa.Array:
-    """How many values each has. Those that Spark collected are counted by their values, not by their places."""
+    """The number of distinct values in each set. A set that Spark collected may have a value twice."""
     owners, values = _members(sets)
     kept = _first_of_each(owners, values)
     return pa.array(np.bincount(owners[kept], minlength=len(sets)), pa.int64())
 
 
 def in_order(sets: pa.Array) -> pa.Array:
-    """The sets with their values in ascending order: those with the same values are equal arrays."""
+    """The sets with their values in ascending order, so that equal sets are equal arrays."""
     owners, values = _members(sets)
     table, names = _with_owners(owners, values)
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
@@ -71,18 +72,18 @@ def in_order(sets: pa.Array) -> pa.Array:
 
 
 def _sets(owners: Numbers, values: pa.Array, number: int, kind: pa.DataType) -> pa.Array:
-    """So many sets, of values in the order of their sets."""
+    """Build `number` sets from values in the order of their sets."""
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=number))))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
 
 
 def _members(sets: pa.Array) -> tuple[Numbers, pa.Array]:
-    """All values, and for each the position of its set."""
+    """All values of the sets, and for each the position of its set."""
     return pc.list_parent_indices(sets).to_numpy().astype(np.int64), pc.list_flatten(sets)
 
 
 def _first_of_each(owners: Numbers, values: pa.Array) -> Numbers:
-    """The positions of the values of each set, in the order of sets, each value once."""
+    """The positions of the distinct values of each set, in the order of sets."""
     table, names = _with_owners(owners, values)
     numbered = table.append_column("at", pa.array(np.arange(len(owners))))
     first: Numbers = numbered.group_by(names).aggregate([("at", "min")]).column("at_min").to_numpy()
@@ -90,20 +91,20 @@ def _first_of_each(owners: Numbers, values: pa.Array) -> Numbers:
 
 
 def _with_owners(owners: Numbers, values: pa.Array) -> tuple[pa.Table, list[str]]:
-    """Values with the positions of their sets, which are the first column."""
+    """A table of values whose first column is the position of their set."""
     parts = values.flatten() if pa.types.is_struct(values.type) else [values]
     names = ["of", *part_names(len(parts))]
     return pa.table([pa.array(owners), *parts], names=names), names
 
 
 WHOSE = "__penstock_distinct"
-"""Of each row: 0 for the aggregates of a key, n for a value of the nth aggregate of distinct values."""
+"""What a row stands for: 0 for the aggregates of a key, n for a value of the nth aggregate of distinct values."""
 
 VALUES_BYTES = 64 << 20
-"""So many bytes of values are looked up at once."""
+"""How many bytes of values are looked up at once."""
 
 _BORN = "__penstock_born"
-"""Of a value: the life of its key to which it belongs, by the generation of the state in which that began."""
+"""The life of its key to which a value belongs: the generation of the state in which that life began."""
 _LIFE = re.compile(r"__(?P<aggregate>.+)_distinct_(?:born|kept)", re.DOTALL)
 _TABLE = re.compile(r"__(?P<aggregate>.+)_distinct", re.DOTALL)
 
@@ -111,12 +112,12 @@ Positions = npt.NDArray[np.int64]
 
 
 def counting_distinct(specs: Sequence[AggregateColumn]) -> list[AggregateColumn]:
-    """The aggregates that count distinct values, in their order: the first has the number 1."""
+    """The aggregates that count distinct values, in order: the first has the number 1."""
     return [spec for spec in specs if spec.distinct]
 
 
 def with_sets(specs: Sequence[AggregateColumn]) -> tuple[AggregateColumn, ...]:
-    """The same aggregates; those that count distinct values keep them as sets, without a table."""
+    """The same aggregates, with distinct values stored as sets instead of tables."""
     return tuple(_with_set(spec) if spec.distinct else spec for spec in specs)
 
 
@@ -126,31 +127,31 @@ def _with_set(spec: AggregateColumn) -> AggregateColumn:
 
 
 def value_names(spec: AggregateColumn) -> list[str]:
-    """The columns of a value. They depend on nothing but their own aggregate, so others may come and go."""
+    """The columns of a value. They depend only on their own aggregate, so other aggregates can be added and removed."""
     return [f"__{spec.name}_distinct_{at}" for at in range(len(spec.distinct))]
 
 
 class AggregateParts(Parts):
-    """Each column and each table belongs to an aggregate, by its name."""
+    """The name of each column and each table says to which aggregate it belongs."""
 
     divisible = True
 
+    @override
     def of_column(self, column: str) -> str:
-        """The aggregate whose partial result, or whose life of values, it has."""
         aggregate = aggregate_of(column)
         return (life_of(column) if aggregate is None else aggregate[0]) or column
 
+    @override
     def of_table(self, table: str) -> str:
-        """The aggregate whose distinct values it has."""
         return distinct_aggregate_of(table) or table
 
     def first_value(self, column: str) -> object | None:
-        """A key that is known has a count, be it 0."""
+        """A count of a known key is never null."""
         aggregate = aggregate_of(column)
         return 0 if aggregate is not None and aggregate[1] in (Kind.COUNT, Kind.COUNT_DISTINCT) else None
 
+    @override
     def column_words(self, column: str) -> str:
-        """Whether it is the sum or the count of an average."""
         aggregate = aggregate_of(column)
         return "" if aggregate is None else str(aggregate[1])
 
@@ -161,7 +162,7 @@ AGGREGATES = AggregateParts()
 def aggregate_layout(
     specs: Sequence[AggregateColumn], key: pa.Schema, ttl: TimeToLive | None = None
 ) -> StateLayout:
-    """What an operator with these aggregates keeps."""
+    """The layout of the state of an operator with these aggregates."""
     distinct = counting_distinct(specs)
     value = pa.schema([*state_schema(specs), *(life_fields(distinct) if ttl is not None else ())])
     mortal = () if ttl is None else (ttl.lifetime(*value.names),)
@@ -192,7 +193,7 @@ def _table(spec: AggregateColumn, key: pa.Schema, mortal: Sequence[Lifetime] = (
 
 
 def life_fields(distinct: Sequence[AggregateColumn]) -> list[pa.Field]:
-    """Beside the aggregates of a key that has a time to live: which life it is, and when its values were last written."""
+    """Columns beside the aggregates of a key with a time to live: its current life, and when its values were last written."""
     return [
         pa.field(f"__{spec.name}_distinct_{what}", pa.int64())
         for spec in distinct
@@ -201,18 +202,18 @@ def life_fields(distinct: Sequence[AggregateColumn]) -> list[pa.Field]:
 
 
 def distinct_table(spec: AggregateColumn) -> str:
-    """The table with the values of one of them."""
+    """The name of the table with the distinct values of an aggregate."""
     return f"__{spec.name}_distinct"
 
 
 def distinct_aggregate_of(table: str) -> str | None:
-    """The aggregate whose distinct values a table with such a name holds."""
+    """The aggregate whose distinct values a table of this name has; None for another table."""
     found = _TABLE.fullmatch(table)
     return None if found is None else found["aggregate"]
 
 
 def life_of(column: str) -> str | None:
-    """The aggregate of whose values a column with such a name says when they were born and kept."""
+    """The aggregate to which a column of `life_fields` belongs; None for another column."""
     found = _LIFE.fullmatch(column)
     return None if found is None else found["aggregate"]
 
@@ -226,17 +227,17 @@ class ValueLives:
     """
 
     born: Positions
-    """The generation of the state in which each began. Not a time: the clock of a job may stand still, while event time goes on."""
+    """The generation of the state in which each life began. Not a time: the clock of a job may stand still while event time advances."""
     kept: Positions
     due: Flags
-    """The keys whose values are to be written again."""
+    """The keys whose values must be written again."""
     touched: Positions
 
     @classmethod
     def of(
         cls, spec: AggregateColumn, piece: Piece, touched: Positions, lifetime: Lifetime, generation: int
     ) -> ValueLives:
-        """Those of the keys of a piece."""
+        """The lives of the keys of a piece."""
         born, kept = (piece.stored.column(field.name) for field in life_fields([spec]))
         known = piece.found & born.is_valid().to_numpy(zero_copy_only=False)
         written = np.where(known, kept.fill_null(0).to_numpy(zero_copy_only=False), touched)
@@ -248,7 +249,7 @@ class ValueLives:
 
     @property
     def columns(self) -> list[pa.Array]:
-        """As they are stored."""
+        """The stored columns of the lives."""
         return [pa.array(self.born), pa.array(self.kept)]
 
 
@@ -259,7 +260,7 @@ def partials_with_counts(
     lifetimes: Sequence[Lifetime] = (),
     lives: Sequence[ValueLives] = (),
 ) -> pa.RecordBatch:
-    """The aggregates of the batch, one row a key, with how many values are new. These are written."""
+    """Write the new values; returns the aggregates of the batch, one row for each key, with the number of new values."""
     whose = grouped.table.column(WHOSE).to_numpy()
     key_index = np.repeat(np.arange(len(grouped.keys)), np.diff(grouped.starts))
     own = np.flatnonzero(whose == 0)
@@ -290,7 +291,7 @@ def _touches(life: ValueLives | None) -> TouchTimes | None:
 def _take_in(
     rows: PieceRows, key_index: Positions, values: pa.Table, life: ValueLives | None = None
 ) -> Positions:
-    """Write the values that no batch had before; how many each key has of these. A key may have more than fit into an array."""
+    """Write the values that are new; returns how many each key has. A key may have more values than fit into an array."""
     counts = np.zeros(len(rows), dtype=np.int64)
     start = 0
     if life is not None and life.due.any():
@@ -312,7 +313,7 @@ def _take_in(
 
 
 def _write_again(rows: PieceRows, life: ValueLives) -> None:
-    """Touch all values of keys for which this is due, but those of earlier lives."""
+    """Write the values of due keys again, without those of earlier lives."""
     for part in rows.rows(life.due).to_batches():
         key_index, born = (part.column(name).to_numpy() for name in (KEY_INDEX, _BORN))
         own = np.flatnonzero(born == life.born[key_index])

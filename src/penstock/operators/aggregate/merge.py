@@ -48,12 +48,12 @@ from penstock.state.ddl import spark_type
 
 
 def value_of(picked: pa.Array) -> pa.Array:
-    """The values alone."""
+    """The values of picked rows."""
     return pc.struct_field(picked, VALUE)
 
 
 def chosen(before: pa.Array, added: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:
-    """Of each row that of `before` where `keep` is true, else that of `added`; where one of them is null the other one."""
+    """For each row, `before` where `keep` is true, else `added`. Where one of them is null, the other one."""
     has_before, has_added = (side.is_valid().to_numpy(zero_copy_only=False) for side in (before, added))
     keep = np.where(has_before & has_added, keep, has_before)
     if keep.all():
@@ -63,19 +63,19 @@ def chosen(before: pa.Array, added: pa.Array, keep: npt.NDArray[np.bool_]) -> pa
 
 
 def picked_by(before: pa.Array, added: pa.Array, *, largest: bool) -> pa.Array:
-    """The one with the larger, or smaller, `by`; of equals the later one."""
+    """The row with the larger, or smaller, `by`; of equal ones the later."""
     by = compare(pc.struct_field(before, BY), pc.struct_field(added, BY))
     better = by > 0 if largest else by < 0
     return chosen(before, added, better | ((by == 0) & (_places(before, added) > 0)))
 
 
 def picked_first(before: pa.Array, added: pa.Array) -> pa.Array:
-    """The earlier one; what was there before, where rows have no place of their own, or the same."""
+    """The earlier row; where rows have no event time, or the same, `before`."""
     return chosen(before, added, _places(before, added) <= 0)
 
 
 def picked_last(before: pa.Array, added: pa.Array) -> pa.Array:
-    """The later one; what is added, where rows have no place of their own, or the same."""
+    """The later row; where rows have no event time, or the same, `added`."""
     return chosen(before, added, _places(before, added) > 0)
 
 
@@ -109,7 +109,7 @@ def merge(
 
 
 def _known(before: pa.Array, known: pa.Array | None) -> pa.Array:
-    """What `old` says about keys that were not found means nothing."""
+    """Values of `old` mean nothing for keys that were not found, and become null."""
     if known is None:
         return before
     if pa.types.is_nested(before.type):
@@ -128,7 +128,7 @@ def _check_counts(spec: AggregateColumn, before: Sequence[pa.Array], unknown: in
 
 
 def finish(specs: Sequence[AggregateColumn], state: pa.RecordBatch) -> pa.RecordBatch:
-    """The results that a state stands for, one column an aggregate."""
+    """The results of a state, one column for each aggregate."""
     columns = [_result(spec, [state.column(partial.name) for partial in spec.partials]) for spec in specs]
     return pa.RecordBatch.from_arrays(columns, schema=output_schema(specs))
 
@@ -151,7 +151,7 @@ def _stored(old: pa.RecordBatch, partial: Partial) -> pa.Array:
 
 
 def _either(both: pa.Array, before: pa.Array, added: pa.Array) -> pa.Array:
-    """`both` where there are two values, else the one there is."""
+    """`both` where there are two values, else the only one."""
     return pc.coalesce(both, before, added)
 
 
@@ -181,7 +181,7 @@ def _sum(before: pa.Array, added: pa.Array, spec: AggregateColumn) -> pa.Array:
 def _decimal_total(
     spec: AggregateColumn, before: Sequence[pa.Array], added: Sequence[pa.Array]
 ) -> Sequence[pa.Array]:
-    """A sum and a count. A sum that overflowed is null although there is a count, and stays so."""
+    """Merge a sum and a count. A sum that overflowed is null although there is a count, and stays null."""
     kind = before[0].type
     limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
     wide = pa.decimal256(kind.precision, kind.scale)
@@ -203,7 +203,7 @@ def _overflowed(total: pa.Array, count: pa.Array) -> pa.Array:
 def _overflow(
     spec: AggregateColumn, before: pa.Array, added: pa.Array, fits: Callable[[Any], bool]
 ) -> BadRecordError:
-    """Name the first pair whose sum does not fit; only on the way to a failure, so a loop will do."""
+    """The error, with the first pair whose sum does not fit. It is made only for a failure, so a loop is fast enough."""
     pairs = zip(before.to_pylist(), added.to_pylist(), strict=True)
     with decimal.localcontext(prec=100):
         kept, batch = next((a, b) for a, b in pairs if None not in (a, b) and not fits(a + b))
@@ -221,7 +221,7 @@ def _count(before: pa.Array, added: pa.Array, spec: AggregateColumn) -> pa.Array
 
 
 def _extreme(before: pa.Array, added: pa.Array, *, smallest: bool) -> pa.Array:
-    """Arrow's own element-wise functions lack booleans and zoned timestamps, and take NaN for no value."""
+    """The smaller or larger value. Arrow's own functions lack booleans and zoned timestamps, and treat NaN as null."""
     if pa.types.is_nested(before.type):
         signs = compare(before, added)
         return chosen(before, added, signs <= 0 if smallest else signs >= 0)
@@ -232,7 +232,7 @@ def _extreme(before: pa.Array, added: pa.Array, *, smallest: bool) -> pa.Array:
 
 
 def _by(function: Callable[[pa.Array, pa.Array], pa.Array]) -> Rule:
-    """A rule from a function that gives null where either value is null."""
+    """Make a rule of a function that returns null where either value is null."""
     return lambda before, added, _spec: _either(function(before, added), before, added)
 
 

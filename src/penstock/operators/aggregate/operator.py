@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema
@@ -48,13 +49,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 EVENT_TIME_US = "__penstock_event_time"
-"""The newest event time of the rows of a key, where its state lives by it."""
+"""The newest event time of the rows of a key, where its state has a time to live by event time."""
 LIMITS = PieceLimits(bytes=256 << 20)
 
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Operator):
-    """SQL aggregates per key over everything so far."""
+    """SQL aggregates for each key over all rows so far."""
 
     columns: dict[str, Column]
     ttl: TimeToLive | None = None
@@ -63,7 +64,7 @@ class Aggregate(Operator):
     def checked(
         cls, uid: str, upstream: Node, keys: tuple[str, ...], columns: dict[str, Column], *, ttl: TTL | None
     ) -> Aggregate:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises `ConfigError`."""
         refuse_updates(upstream, uid)
         lifetime = time_to_live(ttl)
         if lifetime is not None and lifetime.renews:
@@ -73,55 +74,55 @@ class Aggregate(Operator):
             )
         return cls(uid, upstream, keys, columns, lifetime)
 
+    @override
     def describe(self) -> str:
-        """The plan shows nothing but its name."""
         return "aggregate"
 
     @property
+    @override
     def partly_aggregated(self) -> bool:
-        """Spark reduces the rows of a key to one."""
         return True
 
     @property
+    @override
     def lives_by_event_time(self) -> bool:
-        """Where its time to live says so."""
         return self.ttl is not None and self.ttl.by == EVENT_TIME
 
 
 @dataclass(frozen=True)
 class AggregateSpec(Spec):
-    """The aggregates with the types that Spark gives them, the columns of the key, and how long a key is kept."""
+    """The aggregates with their types in Spark, the key columns, and how long a key lives."""
 
     columns: tuple[AggregateColumn, ...]
     key: pa.Schema
     ttl: TimeToLive | None = None
 
+    @override
     def layout(self) -> StateLayout:
-        """A row of partial aggregates for each key, and a table for each aggregate that counts distinct values."""
         return aggregate_layout(self.columns, self.key, self.ttl)
 
     @property
+    @override
     def output(self) -> pa.Schema:
-        """The key, then the aggregates."""
         return pa.schema([*shown_key(self.key), *output_schema(self.columns)])
 
     @classmethod
+    @override
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The distinct values of an aggregate that counts them."""
         return shown_values(table, table.own)
 
     @classmethod
     def shown_as(cls, column: str) -> str | None:
-        """Which life of a key it is, and when its values were last written, says nothing to a user."""
+        """Hides the columns that only track the lives of distinct values."""
         return None if life_of(column) is None else ""
 
+    @override
     def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
         return AggregateTask(context, self)
 
 
 def shown_values(table: StoredTable, values: Sequence[pa.Field], *window: Shown) -> TableView | None:
-    """The distinct values of one aggregate, if the table has such; `window` shows the window that they are counted in."""
+    """The view of the distinct values of an aggregate; None for another table. `window` shows the window in which they are counted."""
     if not values or not all(field.name.startswith(f"{table.name}_") for field in values):
         return None
     counted = table.name.removeprefix("__").removesuffix("_distinct")
@@ -131,30 +132,30 @@ def shown_values(table: StoredTable, values: Sequence[pa.Field], *window: Shown)
 
 @dataclass
 class ReducedTask(Task):
-    """A task whose rows Spark has reduced to one for each group. Those without a key it has only counted, or left as they are."""
+    """A task whose rows Spark has aggregated to one row for each group. Rows without a key are only counted, or come unchanged."""
 
+    @override
     def rows_given(self, table: pa.Table) -> int:
-        """The rows behind each group."""
         return rows_stood_for(table)
 
     def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
-        """Only the key is left of the rows. Where it has one column, the error already says that it is null."""
+        """Only the key is left of the rows. A key of one column is not shown: the error already says that it is null."""
         keys = self.context.keys
         return list(keys) if len(keys) > 1 else []
 
+    @override
     def without_null_keys(self, table: pa.Table, keys: Sequence[str]) -> pa.Table:
-        """The groups that have a key."""
         return without_null_keys(table, keys, self.context.bad)
 
 
 @dataclass
 class AggregateTask(ReducedTask):
-    """Merges the aggregates of a batch into those of its keys. A sum that overflows is about all rows of a key, and ends the run."""
+    """Merges the aggregates of a batch into those of its keys. An overflow concerns all rows of a key, and ends the run."""
 
     spec: AggregateSpec
 
+    @override
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """The new values of every key that has rows."""
         newest = EVENT_TIME_US if EVENT_TIME_US in rows.own.column_names else None
         believed = TimeColumn(EVENT_TIME_US, of_results=True)  # Spark has taken no other times
         results = run_aggregate(
@@ -168,13 +169,13 @@ class AggregateTask(ReducedTask):
         return {RESULTS: results}
 
     def without_null_keys(self, table: pa.Table, keys: Sequence[str]) -> pa.Table:
-        """The keys, without the columns that count rows."""
+        """Also drops the columns that count rows."""
         left = super().without_null_keys(table, keys)
         return left.drop_columns([name for name in (ROW, ROWS) if name in left.column_names])
 
 
 def refuse_updates(upstream: Node, uid: str) -> None:
-    """Refuse to add up results of which each replaces the one before. Own code may stand between, and knows what it does."""
+    """Refuse to add up results that replace earlier ones. Own code in between is allowed: it knows what it does."""
     window = upstream.revising()
     if window is None:
         return
@@ -198,7 +199,7 @@ def run_aggregate(
     lifetimes: tuple[Lifetime, ...] = (),
     time: TaskTime = NO_TIME,
 ) -> list[pa.RecordBatch]:
-    """Update the keys of the batch; returns their new values. With counts of distinct values these are rows of their key, too."""
+    """Update the keys of the batch; returns their new values. Distinct values come as further rows of their key."""
     results: list[pa.RecordBatch] = []
     rows = group_rows(table, key_names) if counting_distinct(specs) else one_row_a_key(table, key_names)
     for piece in pieces_with_state(rows, state, LIMITS):
@@ -238,7 +239,7 @@ def _update(
 
 
 def rows_stood_for(table: pa.Table) -> int:
-    """For how many rows of the stream those stand that Spark has aggregated."""
+    """The number of rows of the stream that Spark has aggregated to these."""
     if ROWS not in table.column_names:
         return int(table.num_rows)
     if WHOSE in table.column_names:  # a row that has a value, too, is counted once
@@ -247,7 +248,7 @@ def rows_stood_for(table: pa.Table) -> int:
 
 
 def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRows) -> pa.Table:
-    """Leave out the rows that have no key, of those that Spark has aggregated."""
+    """Remove the rows without a key from those that Spark has aggregated, and record them as bad rows."""
     flags, reasons = null_keys(table, list(keys))
     numbers = table.column(ROWS).to_numpy()[flags].tolist()
     if ROW in table.column_names and reasons:

@@ -1,4 +1,4 @@
-"""One input of a join: its columns and tables, and its rows as they arrive. Executors; the columns also on the driver.
+"""One input of a join: its columns and tables, its rows as they arrive, and its rows in results. Driver (columns) and executors.
 
 A row has a moment: its event time, or the start of its window. In a join without bounds the moment is 0.
 """
@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from penstock.errors import InternalError
 from penstock.operators.columns import rows_at, widened
-from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, Timed, judged_by_time
+from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, judged_by_time
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.python_values import as_moments
+from penstock.operators.row_order import Numbers
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import TableLayout
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 
 PLACE = pa.field("__penstock_place", pa.int64())
-"""Tells the rows of a key apart: a number that no other row of the input ever has."""
+"""Distinguishes the rows of a key: a number that no other row of the input ever has."""
 MATCHED = pa.field("__penstock_matched", pa.bool_())
 """Whether a stored row has found a partner."""
 ROW = "__penstock_row"
-"""The number of a row: those of the left input first, then those of the right one."""
+"""The number of a row in the batch: left rows come first, then right rows."""
 
 OneInput = tuple[pa.Table, tuple[str, ...]]
 """Rows with their sort keys, and their key columns."""
@@ -45,7 +46,7 @@ OneInput = tuple[pa.Table, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class InputColumns:
-    """The columns of an input, in their order; those of the key, and that with the event time (None in a join without bounds)."""
+    """The columns of an input in their order, its key columns, and the column with its event time (None in a join without bounds)."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -53,28 +54,28 @@ class InputColumns:
 
     @property
     def kept(self) -> pa.Schema:
-        """The columns beside the key."""
+        """The columns that are not part of the key."""
         return pa.schema([field for field in self.columns if field.name not in self.keys])
 
     @property
     def as_second(self) -> RightInput:
-        """The same, as the engine asks for it of an operator with two inputs."""
+        """The columns, as the engine expects them of a second input."""
         return RightInput(tuple(self.columns.names), self.keys)
 
 
 @dataclass(frozen=True)
 class JoinInput(InputColumns):
-    """One of the two inputs."""
+    """One of the two inputs of a join, and the tables in which its rows are stored."""
 
     name: str
     ends_us: int | None
-    """A row matters until the watermark is so far past its moment; None for ever."""
+    """A row can match until the watermark is this far past its moment; None for ever."""
     outer: bool
-    """Whether a row that finds no partner comes out."""
+    """Whether a row without a partner is a result."""
     kind: str = ""
-    """In the names of its tables: a moment means something else in a join of another kind, or with other windows."""
+    """Part of the names of its tables, because a moment means something else in a join of another kind, or with other windows."""
     bounds: str = ""
-    """In the names of what waits: with other bounds it could not be found again. Rows themselves may go on with other bounds."""
+    """Part of the name of the waiting table, because its rows cannot be found with other bounds. Other tables allow other bounds."""
 
     @property
     def rows(self) -> str:
@@ -83,7 +84,7 @@ class JoinInput(InputColumns):
 
     @property
     def waiting(self) -> str:
-        """The table with those of its rows that had found no partner at the end of their batch, by moment."""
+        """The table with the rows that had no partner at the end of their batch, by moment."""
         return f"{self.name} without a partner{self.kind}{self.bounds}"
 
     @property
@@ -93,18 +94,18 @@ class JoinInput(InputColumns):
 
     @property
     def stored(self) -> pa.Schema:
-        """What is stored of a row beside its identity, in this order."""
+        """The stored columns of a row after its identity."""
         matched = [MATCHED] if self.outer else []
         return pa.schema([*self.kept, *matched, (self.stamp, pa.int64())])
 
     def cannot_match_from(self, watermark_us: int) -> int:
-        """At this watermark no row with a moment up to and with this one can match any more."""
+        """The latest moment whose rows cannot match any more at this watermark."""
         if self.ends_us is None or watermark_us <= LONG_AGO_US:
             return LONG_AGO_US
         return FAR_AWAY_US if watermark_us >= FAR_AWAY_US else watermark_us - self.ends_us
 
     def layouts(self, key: pa.Schema) -> list[TableLayout]:
-        """Its tables."""
+        """The layouts of its tables."""
         identity = pa.schema([*key, PLACE])
         value = self.stored
         if self.ends_us is None:
@@ -130,7 +131,7 @@ class JoinInput(InputColumns):
 
 
 def both(rows: TaskRows) -> tuple[pa.Table, pa.Table]:
-    """The rows of both inputs."""
+    """The rows of the left and of the right input."""
     if rows.right is None:
         raise InternalError("an operator with two inputs was given one")
     return rows.own, rows.right
@@ -138,9 +139,9 @@ def both(rows: TaskRows) -> tuple[pa.Table, pa.Table]:
 
 @dataclass(frozen=True)
 class Arriving:
-    """Rows with their moments. In a join by window a row has one for each of its windows: row i those from `starts[i]` to `starts[i + 1]`.
+    """Rows with their moments. In a join by window, row i has the moments from `starts[i]` up to `starts[i + 1]`, one for each window.
 
-    So the columns of a row are here once, in however many windows it is.
+    So the columns of a row are here once, however many windows it is in.
     """
 
     rows: pa.Table
@@ -150,7 +151,7 @@ class Arriving:
 
     @classmethod
     def one_moment_each(cls, rows: pa.Table, moments: Numbers, late: pa.Table) -> Arriving:
-        """Rows without windows."""
+        """Rows of a join without windows."""
         return cls(rows, np.arange(rows.num_rows + 1), moments, late)
 
     @property
@@ -160,18 +161,18 @@ class Arriving:
 
     @cached_property
     def sizes(self) -> Bytes:
-        """The bytes of each row, once."""
+        """The bytes of each row, counted once however many windows it is in."""
         return table_row_bytes(self.rows)
 
     def with_moments(self, at: Numbers) -> tuple[Numbers, Numbers]:
-        """Of the rows at these positions each moment: which of `at` has it, and the moment."""
+        """All moments of the rows at these positions: the position in `at`, and the moment."""
         counts = self.counts[at]
         which = np.repeat(np.arange(len(at)), counts)
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         return which, self.moments[self.starts[at][which] + within]
 
     def parted_by_key(self, keys: tuple[str, ...]) -> tuple[Arriving, Arriving]:
-        """Those with a key, and those without one."""
+        """The rows with a key, and the rows without one."""
         without = without_key(self.rows, keys)
         if not without.any():
             return self, self._where(without)
@@ -186,7 +187,7 @@ class Arriving:
 
 
 def without_key(rows: pa.Table, keys: tuple[str, ...]) -> Flags:
-    """The rows that have null in a column of the key."""
+    """Which rows have null in a key column."""
     flags = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in keys:
         column = rows.column(name)
@@ -196,7 +197,7 @@ def without_key(rows: pa.Table, keys: tuple[str, ...]) -> Flags:
 
 
 def parted_by_key(rows: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
-    """The rows that have a key, and those that have none."""
+    """The rows with a key, and the rows without one."""
     without = without_key(rows, keys)
     if not without.any():
         return rows, rows.slice(0, 0)
@@ -206,7 +207,7 @@ def parted_by_key(rows: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.T
 def arriving(
     given: JoinInput, rows: pa.Table, windows: TimeWindows | None, clock: OperatorClock, *, operator: str
 ) -> Arriving:
-    """Judge the rows of an input."""
+    """Find the moments of the rows of an input, and set late rows aside."""
     rows = widened(rows).combine_chunks()
     if given.time is None:
         moments = np.zeros(rows.num_rows, dtype=np.int64)
@@ -220,7 +221,7 @@ def arriving(
 def _in_windows(
     time: TimeColumn, rows: pa.Table, windows: TimeWindows, clock: OperatorClock, operator: str
 ) -> Arriving:
-    """A row is late when all its windows are closed: when the watermark is at the last moment of each."""
+    """A row is late when all its windows have closed: when the watermark has reached the last moment of each."""
     sensible = judged_by_time(rows, time, clock.at_any_time(), operator=operator)
     at, lasts = windows.windows_of(sensible.times)
     is_open = lasts > clock.before_us
@@ -236,7 +237,7 @@ def _in_windows(
 
 
 def grouped_inputs(key: pa.Schema, left: OneInput, right: OneInput) -> Grouped:
-    """Keys, and for each the numbers of its rows, in the order in which they came. Only keys are put in order, not whole rows."""
+    """Group the numbers of rows by key, in the order of arrival. Only keys are sorted, not whole rows."""
     rows = pa.concat_tables(
         [
             table.select([SORT_KEY, *keys]).rename_columns([SORT_KEY, *key.names])
@@ -249,9 +250,9 @@ def grouped_inputs(key: pa.Schema, left: OneInput, right: OneInput) -> Grouped:
 
 @dataclass
 class InputRows:
-    """Rows ordered by key and moment: where the columns beside the key are to be found, and who has found a partner.
+    """Rows ordered by key and moment: where their columns are, and which of them have a partner.
 
-    A row may stand here many times, once for each of its windows: its columns are taken last, and of as many rows as fit.
+    A row may be here many times, once for each of its windows. Its columns are copied last, for as many rows as fit into memory.
     """
 
     timed: Timed
@@ -259,14 +260,14 @@ class InputRows:
     """About how many bytes each row takes."""
     matched: Flags
     _table: pa.Table
-    """May have more rows, and wider columns."""
+    """The table with the columns; it may have more rows, and wider columns."""
     _schema: pa.Schema
     _at: Numbers | None
-    """Where in the table each row is; None where the table has these rows and no others."""
+    """The position of each row in the table; None where the table has exactly these rows."""
 
     @classmethod
     def of(cls, timed: Timed, columns: Sequence[pa.Array]) -> InputRows:
-        """Rows of which none has found a partner yet."""
+        """Rows that have no partner yet."""
         schema = pa.schema([pa.field(str(number), column.type) for number, column in enumerate(columns)])
         sizes = row_bytes(columns, np.arange(len(timed), dtype=np.int64))
         return cls(timed, sizes, _nobody(timed), pa.table(list(columns), schema=schema), schema, None)
@@ -275,7 +276,7 @@ class InputRows:
     def at_positions(
         cls, timed: Timed, table: pa.Table, schema: pa.Schema, at: Numbers, sizes: Bytes
     ) -> InputRows:
-        """Rows of a larger table of which none has found a partner yet, in the columns of this schema."""
+        """Rows of a larger table that have no partner yet, with the columns of this schema."""
         return cls(timed, sizes, _nobody(timed), table, schema, at)
 
     def __len__(self) -> int:
@@ -283,7 +284,7 @@ class InputRows:
 
     @property
     def columns(self) -> list[pa.Array]:
-        """The columns of all rows. Where these are a part of a table this is a copy: use it once."""
+        """The columns of all rows. Rows that are part of a larger table are copied: call it once."""
         if self._at is None:
             return [column.chunk(0) for column in self._table.columns]
         return list(rows_at(self._table, self._at, self._schema).columns)
@@ -300,7 +301,7 @@ def _nobody(timed: Timed) -> Flags:
 
 @dataclass(frozen=True)
 class PickedRows:
-    """Rows of an input at these positions, each as often as it comes out."""
+    """Rows of an input at these positions, once for each result that they are part of."""
 
     rows: InputRows
     at: Numbers
@@ -310,21 +311,21 @@ class PickedRows:
 
     @property
     def key_index(self) -> Numbers:
-        """The positions of their keys."""
+        """The positions of the keys of the rows."""
         return self.rows.timed.key_index[self.at]
 
     @property
     def moments(self) -> Numbers:
-        """Their moments."""
+        """The moments of the picked rows."""
         return self.rows.timed.times[self.at]
 
     @property
     def sizes(self) -> Bytes:
-        """The bytes of each."""
+        """The size in bytes of each row."""
         return self.rows.sizes[self.at]
 
     def slice(self, start: int, stop: int) -> PickedRows:
-        """Some of them."""
+        """The picked rows from `start` up to `stop`."""
         return PickedRows(self.rows, self.at[start:stop])
 
 

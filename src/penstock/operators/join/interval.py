@@ -8,8 +8,12 @@ the layout of the spec, and a clock:
     spec = JoinSpec.by_interval(left, right, lower_us, upper_us, How.LEFT)
     joined = run_join(spec, left_rows, right_rows, state, OperatorClock(before_us, watermark_us), operator="join")
 
-New left rows meet the right rows of the state and those of the batch, new right rows those of the state. Then time goes on: rows of an
-outer input that cannot match any more, and have not, come out alone.
+New left rows are matched with right rows of the state and of the batch, new right rows with left rows of the state. Then time passes: rows
+of an outer input that have no partner, and cannot find one any more, are emitted alone.
+
+The state of an input is its rows by key and moment, and a table of the rows that wait for a partner, by moment. A row is written with its
+moment as the stamp, and expires when no later row can match it, so nothing is deleted. Where a row would be emitted alone otherwise, it is
+written again when it finds its first partner.
 
 What a join keeps of one input: its rows by key and moment, and which of them wait for a partner, by moment. Executors.
 
@@ -28,7 +32,7 @@ import pyarrow as pa
 
 from penstock.operators.base import LEFT, RIGHT
 from penstock.operators.columns import rows_at
-from penstock.operators.event_time import Numbers, OperatorClock, Ranges, Timed, in_range
+from penstock.operators.event_time import OperatorClock, Ranges, Timed, in_range
 from penstock.operators.grouping import Grouped, PieceLimits, pieces
 from penstock.operators.join.input_rows import (
     PLACE,
@@ -41,6 +45,7 @@ from penstock.operators.join.input_rows import (
     grouped_inputs,
     in_output_columns,
 )
+from penstock.operators.row_order import Numbers
 from penstock.operators.state.table_rows import stored_rows
 from penstock.state.backends.base import OpenState, OpenTable
 from penstock.state.backends.sorted_lookup import lookup
@@ -59,7 +64,7 @@ KEYS_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows of the state, with what identifies them, and which had found a partner before."""
+    """Stored rows with their identities, and which of them had a partner before this batch."""
 
     rows: InputRows
     identity: pa.RecordBatch
@@ -68,7 +73,7 @@ class Stored:
 
 
 class JoinTables:
-    """The tables of one input, in one batch."""
+    """The stored rows of one input in one batch."""
 
     def __init__(self, given: JoinInput, key: pa.Schema, state: OpenState, clock: OperatorClock) -> None:
         self._given, self._clock = given, clock
@@ -79,13 +84,13 @@ class JoinTables:
         self._waiting: OpenTable | None = state.table(given.waiting) if waits else None
         self._place = state.generation << GENERATION_SHIFT
         self._over = given.cannot_match_from(clock.watermark_us)
-        """No row with a moment up to this one can match after this batch."""
+        """After this batch, rows with a moment up to this one cannot match any more."""
         self._matched_last: list[SortedBatch] = []
-        """Rows that have found their first partner in their last batch: the state does not know it."""
+        """Rows that found their first partner in the last batch in which they can match: this is not written to the state."""
         self._first_waiting: int | None = None
 
     def stored(self, keys: KeyBatch, wanted: Numbers) -> Iterator[Stored]:
-        """The rows of the wanted keys, in parts."""
+        """The stored rows of the wanted keys, in parts."""
         width = self._key_width + 1
         for key_index, found in stored_rows(
             self._rows, keys, wanted, keys_at_once=KEYS_AT_ONCE, max_bytes=PART_BYTES
@@ -100,7 +105,7 @@ class JoinTables:
             yield Stored(rows, found.select(range(width)), keys.sort_keys[key_index], had)
 
     def write_new(self, keys: KeyBatch, rows: InputRows) -> Flags:
-        """Keep the rows that may still find a partner; says which cannot."""
+        """Write the rows that may still find a partner; returns which cannot."""
         gone: Flags = rows.timed.times <= self._over
         stay = np.flatnonzero(~gone)
         if len(stay):
@@ -146,7 +151,7 @@ class JoinTables:
         self._first_waiting = moment_us if first is None else min(first, moment_us)
 
     def write_matched(self, stored: Stored) -> None:
-        """Note which stored rows have found their first partner now."""
+        """Write which stored rows have found their first partner in this batch."""
         if self._waiting is None:
             return
         first = stored.rows.matched & ~stored.had_matched
@@ -167,7 +172,7 @@ class JoinTables:
             self._matched_last.append(SortedBatch(stored.sort_keys[last], None, tuple(identity), (), moments))
 
     def waited_in_vain(self) -> Iterator[tuple[KeyBatch, InputRows]]:
-        """The rows that cannot match any more from this batch on, and have not; each has its own key."""
+        """The rows without a partner that cannot match any more after this batch, each with its own key."""
         if self._waiting is None:
             return
         before = self._given.cannot_match_from(self._clock.before_us)
@@ -191,7 +196,7 @@ class JoinTables:
                 yield keys, InputRows.of(timed, values.columns[: len(self._given.kept)])
 
     def next_due_us(self) -> int | None:
-        """When the first row that waits cannot match any more; it may have found a partner since."""
+        """When the first waiting row cannot match any more. It may have found a partner since."""
         if self._waiting is None or self._given.ends_us is None or self._over >= FAR_AWAY_US:
             return None
         for batch in self._waiting.until(FAR_AWAY_US, after=self._over):
@@ -201,7 +206,7 @@ class JoinTables:
 
 
 def _ordered(batch: pa.RecordBatch) -> KeyBatch:
-    """Rows of a table by time as those of one by key are asked for."""
+    """Rows of a table by time, in the order of a table by key."""
     sort_keys, moments = batch.column(SORT_KEY).to_numpy(), batch.columns[-1].to_numpy()
     identity = pa.RecordBatch.from_arrays(batch.columns[1:-1], schema=pa.schema(list(batch.schema)[1:-1]))
     return KeyBatch(sort_keys, identity, moments).take(np.lexsort((moments, sort_keys)))
@@ -220,7 +225,7 @@ PAIRS_AT_ONCE = 1 << 20
 
 @dataclass
 class Joined:
-    """What came of a batch: results, the late rows of each input, and for what the state waits."""
+    """The results of a batch, the late rows of each input, and the next moment at which the state changes."""
 
     late_left: pa.Table
     late_right: pa.Table
@@ -231,7 +236,7 @@ class Joined:
 def run_join(
     spec: JoinSpec, left: pa.Table, right: pa.Table, state: OpenState, clock: OperatorClock, *, operator: str
 ) -> Joined:
-    """Take the rows of a batch in, and let time go on; also without rows, when something may be due."""
+    """Join the rows of a batch, then let time pass. It is also called without rows, when something may be due."""
     given = [
         arriving(one, rows, spec.windows, clock, operator=operator)
         for one, rows in ((spec.left, left), (spec.right, right))
@@ -249,7 +254,7 @@ def run_join(
 
 
 class _Batch:
-    """The work of one batch."""
+    """The work of one subtask in one batch."""
 
     def __init__(
         self, spec: JoinSpec, state: OpenState, clock: OperatorClock, results: list[pa.RecordBatch]
@@ -259,7 +264,7 @@ class _Batch:
         self._results = results
 
     def take(self, left: Arriving, right: Arriving) -> None:
-        """Match the new rows, piece by piece of whole keys, and write what later ones may match."""
+        """Match the new rows in pieces of whole keys, and write those that later rows may match."""
         if not left.rows.num_rows + right.rows.num_rows:
             return
         spec = self._spec
@@ -287,7 +292,7 @@ class _Batch:
                 self._give_alone(name, piece.keys, part, gone & ~part.matched)
 
     def _match_stored(self, keys: KeyBatch, new: list[InputRows], name: str) -> None:
-        """Match new rows with what is stored of the other input."""
+        """Match new rows with stored rows of the other input."""
         if not new:
             return
         tables = self._tables[name]
@@ -301,7 +306,7 @@ class _Batch:
             tables.write_matched(stored)
 
     def _match(self, keys: KeyBatch, left: InputRows, right: InputRows, *, asks: str) -> None:
-        """Give all pairs; `asks` says whose rows look for those of the other."""
+        """Emit all pairs. `asks` is the input whose rows look up those of the other."""
         spec, results = self._spec, self._results
         if asks == LEFT:
             moments = left.timed.times
@@ -323,7 +328,7 @@ class _Batch:
         return in_output_columns(self._spec, keys, left, right, times=times)
 
     def give_rows_without_key(self, given: JoinInput, rows: Arriving) -> None:
-        """A null equals nothing: such rows match no other, whatever comes."""
+        """Emit rows of an outer input without a key: null equals nothing, so they never match."""
         if not given.outer or not rows.rows.num_rows:
             return
         which, moments = rows.with_moments(np.arange(rows.rows.num_rows))
@@ -348,7 +353,7 @@ class _Batch:
         self._results += in_output_columns(self._spec, keys, left, right, times=times)
 
     def let_time_go_on(self) -> Due:
-        """Give the rows that have waited in vain; says for which moment others wait."""
+        """Emit the rows that cannot find a partner any more; returns when the next such row is due."""
         moments = []
         for name, tables in self._tables.items():
             for keys, rows in tables.waited_in_vain():
@@ -358,7 +363,7 @@ class _Batch:
 
 
 def _parts(given: JoinInput, rows: Arriving, at: Numbers, key_index: Numbers) -> list[InputRows]:
-    """The new rows of a piece, ordered by key and moment, in parts whose columns fit into arrays. None is copied yet."""
+    """The new rows of a piece, ordered by key and moment, in parts whose columns fit into arrays. Nothing is copied yet."""
     which, moments = rows.with_moments(at)
     at, key_index = at[which], key_index[which]
     if not ((key_index[1:] > key_index[:-1]) | (moments[1:] >= moments[:-1])).all():
@@ -378,6 +383,6 @@ def _parts(given: JoinInput, rows: Arriving, at: Numbers, key_index: Numbers) ->
 
 
 def _note(asking: InputRows, asked: InputRows, ranges: Ranges) -> None:
-    """Remember who has found a partner."""
+    """Mark the rows that have a partner."""
     asking.matched |= ranges.counts > 0
     asked.matched |= ranges.found(len(asked))

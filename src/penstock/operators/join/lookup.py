@@ -1,7 +1,7 @@
-"""`lookup`: give each row what is known of its key from another stream, its latest row. Driver and executors.
+"""`lookup`: adds the latest row of the same key in another stream to each row. Driver and executors.
 
-In every batch the rows of the right input count first, then those of the left one look their key up. Of the right rows of a key the last
-one counts.
+In every batch, the rows of the right input are written first; then the rows of the left input look up their keys. The last right row of a
+key counts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node, Operator, SecondInput, Spec, Task, TaskContext
@@ -33,7 +34,7 @@ LIMITS = PieceLimits(bytes=256 << 20)
 
 @dataclass(frozen=True, eq=False)
 class Lookup(Operator):
-    """Rows of a stream with the latest row of their key in another one beside them."""
+    """Adds the latest row of the same key in another stream to each row."""
 
     right: SecondInput
     inner: bool
@@ -53,7 +54,7 @@ class Lookup(Operator):
         order_by: OrderBy,
         ttl: TTL | None,
     ) -> Lookup:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises `ConfigError`."""
         keys, right_keys = key_pairs(on, uid)
         if how not in (How.INNER.value, How.LEFT.value):
             raise ConfigError(
@@ -70,19 +71,19 @@ class Lookup(Operator):
         second = SecondInput(right, right_keys, order_by=parse_orders(order_by, "order_by"))
         return cls(uid, left, keys, second, how == How.INNER.value, lifetime)
 
+    @override
     def describe(self) -> str:
-        """The plan shows nothing but its name."""
         return "lookup"
 
     @property
+    @override
     def second_input(self) -> SecondInput | None:
-        """The stream that was given to the method."""
         return self.right
 
 
 @dataclass(frozen=True)
 class LookupSpec(Spec):
-    """What `lookup` was asked for: `inner` leaves out rows of whose key nothing is known."""
+    """A lookup typed against its inputs. `inner` drops rows whose key is unknown."""
 
     left: InputColumns
     right: InputColumns
@@ -91,46 +92,46 @@ class LookupSpec(Spec):
 
     @property
     def key(self) -> pa.Schema:
-        """The key as it is stored."""
+        """The key as it is stored: with the names of the left input."""
         return pa.schema([self.left.columns.field(name) for name in self.left.keys])
 
     @property
+    @override
     def output(self) -> pa.Schema:
-        """The columns of the left input, then those of the right one without its key."""
         return pa.schema([*self.left.columns, *self.right.kept])
 
     @property
+    @override
     def second_input(self) -> RightInput | None:
-        """The stream in which keys are looked up."""
         return self.right.as_second
 
+    @override
     def layout(self) -> StateLayout:
-        """What is kept: a row a key."""
         kept = self.right.kept
         lifetimes = () if self.ttl is None else (self.ttl.lifetime(*kept.names),)
         return StateLayout(self.key, with_stamps(kept, lifetimes), lifetimes=lifetimes)
 
+    @override
     def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
         return LookupTask(context, self)
 
 
 @dataclass
 class LookupTask(Task):
-    """Puts the latest row of their key beside rows."""
+    """Adds the latest right row of their key to left rows."""
 
     spec: LookupSpec
 
     takes_null_keys: ClassVar[bool] = True
     """A row without a key is not bad: null equals nothing, and so nothing is known of it."""
 
+    @override
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """The rows of the left stream with what is known of their key."""
         return {RESULTS: run_lookup(self.spec, *both(rows), state)}
 
 
 def run_lookup(spec: LookupSpec, left: pa.Table, right: pa.Table, state: OpenState) -> list[pa.RecordBatch]:
-    """Take the rows of a batch in: columns in, columns out."""
+    """Write the right rows of a batch, then look up the keys of its left rows: columns in, columns out."""
     left, without_key = parted_by_key(widened(left).combine_chunks(), spec.left.keys)
     right = parted_by_key(widened(right).combine_chunks(), spec.right.keys)[0]
     results = list(_unknown(spec, without_key))
@@ -177,7 +178,7 @@ def _write(spec: LookupSpec, keys: KeyBatch, new: pa.RecordBatch, state: OpenSta
 
 
 def _unknown(spec: LookupSpec, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Rows without a key: null equals nothing."""
+    """The results of left rows without a key: null equals nothing."""
     if spec.inner or not rows.num_rows:
         return
     for part in in_batches(rows.select(spec.left.columns.names).combine_chunks()):

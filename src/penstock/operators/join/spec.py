@@ -1,4 +1,4 @@
-"""A join with the columns of its inputs: which rows match, how long each is kept, and its work in a subtask. Driver and executors.
+"""`join`: its operator, its spec and its task. Which rows match, and how long each is stored. Driver and executors.
 
 A row has a moment: its event time, or the beginning of its window. A left row at l and a right row at r with the same key match when
 l + lower <= r <= l + upper. As rows before the watermark are late, a left row cannot match any more once the watermark has reached
@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import ClassVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.config import Duration, choice, duration_us, seconds
 from penstock.errors import ConfigError
@@ -41,7 +42,7 @@ from penstock.state.lifetimes import Measure, stamp_name
 
 
 class How(enum.Enum):
-    """Which rows come out that find no partner."""
+    """The rows without a partner that are results: of neither input, of one, or of both."""
 
     INNER = "inner"
     LEFT = "left"
@@ -51,7 +52,7 @@ class How(enum.Enum):
 
 @dataclass(frozen=True)
 class JoinSpec(Spec):
-    """A join of two inputs, whose keys have the same types."""
+    """A join typed against the columns of its inputs, whose keys have the same types."""
 
     left: JoinInput
     right: JoinInput
@@ -59,7 +60,7 @@ class JoinSpec(Spec):
     upper_us: int = 0
     windows: TimeWindows | None = None
     at: str | None = None
-    """The name of a column to add, with the time of each result: of a pair the later one, of a row alone when it could match no more."""
+    """A column to add, with the time of each result: the later one of a pair; for a row alone, the time from which it could not match."""
 
     @classmethod
     def by_interval(
@@ -77,13 +78,13 @@ class JoinSpec(Spec):
 
     @classmethod
     def by_window(cls, left: InputColumns, right: InputColumns, windows: TimeWindows, how: How) -> JoinSpec:
-        """Rows match that are in the same window."""
+        """Rows match when they are in the same window."""
         ends = windows.size_us - 1
         return cls._of(left, right, how, ends=(ends, ends), kind=f" in {windows}", windows=windows)
 
     @classmethod
     def unbounded(cls, left: InputColumns, right: InputColumns) -> JoinSpec:
-        """All rows of a key match, and are kept for ever."""
+        """All rows of a key match, and are stored for ever."""
         return cls._of(left, right, How.INNER, ends=(None, None))
 
     @classmethod
@@ -108,17 +109,17 @@ class JoinSpec(Spec):
 
     @property
     def key(self) -> pa.Schema:
-        """The key as it is stored, and comes out: with the names of the left input."""
+        """The key as it is stored and emitted: with the names of the left input."""
         return pa.schema([self.left.columns.field(name) for name in self.left.keys])
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of the left input, then those of the right one without its key, then what is added."""
+        """The columns of the left input, then those of the right one without its key, then the added ones."""
         return pa.schema([*self.left.columns, *self.right.kept, *self.added])
 
     @property
     def added(self) -> list[pa.Field]:
-        """The columns that are of neither input: those of the window, and the time of the result."""
+        """The columns of neither input: start and end of the window, and the time of the result."""
         if self.left.time is None:
             return []
         kind = self.left.columns.field(self.left.time.column).type
@@ -126,18 +127,18 @@ class JoinSpec(Spec):
         return [pa.field(name, kind) for name in (*window, *([] if self.at is None else [self.at]))]
 
     @property
+    @override
     def second_input(self) -> RightInput | None:
-        """The right stream."""
         return self.right.as_second
 
+    @override
     def layout(self) -> StateLayout:
-        """The rows of both inputs, and which of them wait for a partner."""
         tables = [*self.left.layouts(self.key), *self.right.layouts(self.key)]
         return StateLayout(self.key, pa.schema([]), tuple(tables))
 
     @classmethod
     def shown(cls, table: StoredTable) -> TableView | None:
-        """The rows of an input under `left` and `right`. Which of them wait for a partner can be seen there, too."""
+        """Shows the rows of the inputs as `left` and `right`, with `matched`; tables of waiting rows are hidden."""
         name = table.name
         if name.startswith((f"{LEFT} without a partner", f"{RIGHT} without a partner")):
             return TableView(name, "")
@@ -153,14 +154,14 @@ class JoinSpec(Spec):
             tuple(Plain("matched", MATCHED) if one.name == MATCHED.name else one for one in value),
         )
 
+    @override
     def task(self, context: TaskContext) -> Task:
-        """The work of one subtask."""
         return JoinTask(context, self)
 
 
 @dataclass
 class JoinTask(Task):
-    """Puts rows of two streams side by side, and gives rows of an outer input alone once they cannot match any more."""
+    """Joins rows of two streams, and emits rows of an outer input alone once they cannot match any more."""
 
     spec: JoinSpec
     _due: Due = field(default_factory=Due, init=False)
@@ -170,11 +171,11 @@ class JoinTask(Task):
 
     @property
     def uses_time(self) -> bool:
-        """Where rows without a partner come out: when they do is a matter of time."""
+        """Time decides when a row without a partner is emitted."""
         return self.spec.left.outer or self.spec.right.outer
 
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """The pairs, and the rows that come out alone; late ones are put aside."""
+        """Emit pairs and rows without a partner; late rows are set aside."""
         left, right = both(rows)
         joined = run_join(self.spec, left, right, state, self.context.clock, operator=self.context.uid)
         self._due = joined.due
@@ -182,8 +183,8 @@ class JoinTask(Task):
         self.context.late_right.add(joined.late_right)
         return {RESULTS: joined.results}
 
+    @override
     def due(self) -> Due:
-        """When the first row that waits for a partner can have none any more."""
         return self._due
 
 
@@ -198,7 +199,7 @@ EventTimeOf = str | tuple[str, str] | None
 
 @dataclass(frozen=True, eq=False)
 class Join(Operator):
-    """Rows of two streams with the same key, side by side: within bounds of time, in the same window, or whatever their time."""
+    """Rows of two streams with the same key: within bounds of time, in the same window, or at any time."""
 
     right: SecondInput
     how: How
@@ -226,7 +227,7 @@ class Join(Operator):
         event_time: EventTimeOf,
         at: str | None,
     ) -> Join:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it."""
+        """Check the arguments; raises `ConfigError`."""
         kind = choice("how", how, How)
         keys, right_keys = key_pairs(on, uid)
         within_us = _bounds(within, uid) if window is None else None
@@ -252,33 +253,33 @@ class Join(Operator):
             uid, left, keys, SecondInput(right, right_keys, times[1]), kind, within_us, windows, times[0], at
         )
 
+    @override
     def describe(self) -> str:
-        """The kind of join: inner, left, right or full."""
         return f"{self.how.value} join"
 
     @property
+    @override
     def second_input(self) -> SecondInput | None:
-        """The stream that was given to the method."""
         return self.right
 
     @property
+    @override
     def judges_by_time(self) -> bool:
-        """Unless rows are kept for ever."""
         return self.within_us is not None or self.windows is not None
 
     @property
+    @override
     def end_column(self) -> str | None:
-        """The end of the window, where rows of the same window are joined."""
         return None if self.windows is None else WINDOW_END
 
+    @override
     def needs_event_time(self) -> EventTimeNeed | None:
-        """Where bounds or windows say how long rows are kept."""
         if not (self.within_us or self.windows):
             return None
         return EventTimeNeed("keeps rows as long as event time says", "they would be kept for ever")
 
     def result_time(self) -> TimeColumn | None:
-        """A pair has two times, and a row without a partner comes out long after its own: so the user must say which one counts."""
+        """A pair has two times, and a row without a partner is emitted long after its own time. So the user must choose one."""
         if self.windows is not None:
             return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)
         if self.at is not None:

@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
+from penstock.operators.columns import Positions
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.batch_tables import BatchTable, as_flags, key_positions
 from penstock.operators.state.declarations import ColumnState
 from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
 from penstock.operators.state.ttl import ColumnStamps
 from penstock.operators.task_time import DueTimers, Timers
-from penstock.state.keys import KeyBatch, rows_equal
+from penstock.state.keys import Flags, KeyBatch, rows_equal
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted
 
 MOST_ROUNDS = 10_000
 """So often `on_timers` may be called in one batch for what does not bring time on: more look like a circle without an end."""
-Flags = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,13 @@ class FiringTimers:
     at_us: Positions
 
     def table(self) -> pa.Table:
-        """As user code sees them."""
+        """The timers as columns for user code."""
         by = pa.DictionaryArray.from_arrays(pa.array(self.kind), pa.array(KINDS)).dictionary_decode()
         return pa.table({"at": pa.array(self.at_us).view(MOMENTS), "by": by})
 
 
 class ColumnTimers:
-    """What the calls of a piece do to timers, in their order: of what is done to one timer the last counts."""
+    """The timers that the calls of a piece set and delete, in their order: of several changes to one timer the last counts."""
 
     def __init__(self, timers: Timers, keys: KeyBatch, due: DueTimers, operator: str) -> None:
         self._timers, self._keys, self._operator = timers, keys, operator
@@ -88,7 +86,7 @@ class ColumnTimers:
     # ── firing ─────────────────────────────────────────────────────────────────────────────────
 
     def firing(self) -> Iterator[FiringTimers]:
-        """What fires, round by round: what one round sets for moments that have passed fires in the next."""
+        """The timers that fire, round by round: timers that a round sets for moments that have passed fire in the next."""
         rounds = 0
         while self._due and rounds < MOST_ROUNDS:
             done, self._due = _last_of_each(self._due), []
@@ -131,7 +129,7 @@ class ColumnTimers:
 
 @dataclass(frozen=True)
 class _Done:
-    """What was done to timers."""
+    """Changes of timers: set or deleted."""
 
     key: Positions
     kind: Positions
@@ -149,7 +147,7 @@ class _Done:
 
 
 def _last_of_each(done: list[_Done]) -> _Done:
-    """What counts for every timer, ordered by key, kind and moment. The sort is stable: the last of equal ones was done last."""
+    """The last change of every timer, ordered by key, kind and moment. The sort is stable, so of equal ones the last was made last."""
     both = _Done(
         np.concatenate([one.key for one in done]),
         np.concatenate([one.kind for one in done]),
@@ -162,6 +160,9 @@ def _last_of_each(done: list[_Done]) -> _Done:
         differs[:-1] |= column[1:] != column[:-1]
     differs[-1:] = True
     return both.only(differs)
+
+
+# ── state ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class BatchState:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_column, as_columns
 from penstock.operators.calls import blamed_on
+from penstock.operators.columns import Positions
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.outputs import SideRows
 from penstock.operators.process.column_state import BatchState, ColumnTimers
@@ -38,7 +39,6 @@ from penstock.operators.task_time import NO_TIME, TaskTime, TimedPiece
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 
-Positions = npt.NDArray[np.int64]
 LIMITS = PieceLimits(bytes=256 << 20)
 """Rows and state that user code gets at once: it will make copies of them."""
 OUTPUT_ROWS = 1 << 16
@@ -98,6 +98,9 @@ class BatchProcess(OpensAndCloses, TakesBroadcast, TakesTimerColumns, metaclass=
         super().__setattr__(name, value)
 
 
+# ── how it is called ───────────────────────────────────────────────────────────────────────────────
+
+
 class BatchPiece:
     """Some keys with all their rows and all their state."""
 
@@ -121,7 +124,7 @@ class BatchPiece:
         self._touched = {name: np.zeros(len(keys), dtype=np.bool_) for name in self._declared}
 
     def with_rows(self) -> tuple[BatchKeys, BatchRows, BatchState] | None:
-        """What `process_batch` is called with; None where no key has a row."""
+        """The arguments of `process_batch`; None where no key has a row."""
         starts = self._grouped.starts
         positions = np.flatnonzero(starts[1:] > starts[:-1])
         if not len(positions):
@@ -131,7 +134,7 @@ class BatchPiece:
         return self._keys(positions), rows, self._view(positions, self._context, "process_batch()")
 
     def firing(self) -> Iterator[tuple[BatchKeys, BatchTimers, BatchState]]:
-        """What `on_timers` is called with, as often as there is something due."""
+        """The arguments of `on_timers`, as often as timers are due."""
         for fires in self._timers.firing() if self._timers is not None else ():
             positions, first = np.unique(fires.key, return_index=True)
             if self._lives_by_event_time:
@@ -238,7 +241,7 @@ def run_batch_process(
 
 
 class SideColumns(SideRows):
-    """What `process_batch` emits: checked at once, so that an error has the line that emitted it."""
+    """The columns that `process_batch` emits: checked at once, so that an error has the line that emitted them."""
 
     call = _PROCESS_BATCH
 

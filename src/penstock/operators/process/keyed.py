@@ -26,10 +26,10 @@ from penstock.operators.state.declarations import (
 from penstock.operators.state.table_cells import TableCell
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import TakesTimers
-from penstock.operators.state.ttl import ColumnStamps, Flags, TouchTimes
+from penstock.operators.state.ttl import ColumnStamps, TouchTimes
 from penstock.operators.task_time import TimedPiece
 from penstock.state.backends.base import OpenState
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.sizes import in_batches
 
 Output = Sequence[Any] | Mapping[str, Any]
@@ -66,6 +66,9 @@ class KeyedProcess(KeyedCode):
         `ctx.emit` gives rows to a declared `SideOutput`.
         The classic mistake: changing the outside world here. After a failure that happens again; use a sink.
         """
+
+
+# ── the state of the keys of a piece ───────────────────────────────────────────────────────────────
 
 
 class Cells:
@@ -107,7 +110,7 @@ class Cells:
             table.load(state.table(table.name), keys, context.operator, state.generation, self.touches)
 
     def touched(self) -> dict[str, Flags]:
-        """Of the columns in the row of the key, which keys have one that was written, or looked at where that renews it."""
+        """For each column in the row of the key: which keys have a value that was written, or read where reading renews it."""
         found: dict[str, Flags] = {}
         for name, cell in self.columns.items():
             found[name] = np.frombuffer(cell.dirty, dtype=np.bool_)
@@ -132,7 +135,7 @@ class Cells:
             cell.undo(index)
 
     def memo(self) -> list[Any]:
-        """What all state of the current key is, between two of its calls."""
+        """A copy of all state of the current key, taken between two of its calls."""
         return [cell.memo() for cell in self.all]
 
     def back_to(self, memo: list[Any]) -> None:

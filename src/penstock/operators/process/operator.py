@@ -85,7 +85,7 @@ class ProcessOperator(Operator):
         broadcast: Broadcast | None = None,
         right: SecondInput | None = None,
     ) -> ProcessOperator:
-        """What the user wrote, or a `ConfigError` that says what is wrong with it; without `keys` it is code without a key."""
+        """Check the arguments; raises a `ConfigError` that says what is wrong. Without `keys` it is code without a key."""
         _check_kind(code, uid, keyed=bool(keys))
         _check_inputs(code, uid, two=right is not None)
         check_parameters(code, uid)
@@ -120,7 +120,7 @@ class ProcessOperator(Operator):
         return self.code
 
     def side_outputs(self) -> Mapping[str, SideOutput]:
-        """Those that the class declares."""
+        """The side outputs that the class declares."""
         return declared_sides(self.code)
 
 

@@ -30,7 +30,7 @@ from penstock.operators.process.co import row_table
 from penstock.operators.process.keyed import Cells, KeyedCode, bind, unfit_state, write_back
 from penstock.operators.process.user_code import Context
 from penstock.operators.rows import Rows
-from penstock.operators.state.cells import as_given_flat, copy_emitted, may_change
+from penstock.operators.state.cells import copy_emitted, copy_emitted_flat, may_change
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import Timer
 from penstock.operators.task_time import NO_TIME, TaskTime
@@ -74,7 +74,7 @@ def run_process(
 
 
 def bound(operator: KeyedCode, context: Context, time: TaskTime) -> tuple[Cells, Context]:
-    """What stands in the places of an operator's states, and the context of its `process`."""
+    """The cells of an operator's states, and the context of its `process`."""
     if time.timers is None:
         return bind(operator), context
     timers = TimersCell(time.timers, context.operator)
@@ -138,7 +138,7 @@ class _Calls:
         chunk = _Chunk()
         timers = self._cells.timers
         called = self._called(chunk) if timers is None else self._called_in_time(chunk, timers)
-        results = map(copy_emitted if may_change(output) else as_given_flat, chain.from_iterable(called))
+        results = map(copy_emitted if may_change(output) else copy_emitted_flat, chain.from_iterable(called))
         while True:
             try:
                 chunk.results.extend(islice(results, OUTPUT_ROWS))
@@ -151,7 +151,7 @@ class _Calls:
             chunk.clear()
 
     def _called(self, chunk: _Chunk) -> Generator[Iterable[Any], None, None]:
-        """What each key gives. Everything in this loop costs once per key. A list knows its length also while it is extended."""
+        """The results of each key. Everything in this loop costs once per key. A list knows its length also while it is extended."""
         process, table, starts, context = self._process, self._table, self._starts, self._context
         every, ends = self._cells.all, bool(self._cells.ending)
         given, begin = chunk.results, chunk.began.append
@@ -168,7 +168,7 @@ class _Calls:
                 self._cells.end_call()
 
     def _called_in_time(self, chunk: _Chunk, timers: TimersCell) -> Generator[Iterable[Any], None, None]:
-        """The same of an operator that takes timers: rows first, then time. A key may be there for its timers alone."""
+        """The results of each key of an operator with timers: rows first, then time. A key may have only timers."""
         process, on_timer, context, later = self._process, self._on_timer, self._context, self._later
         table, starts, cells = self._table, self._starts, self._cells
         ends, notes = bool(cells.ending), cells.lives_by_event_time
@@ -250,7 +250,7 @@ class _Calls:
 
 
 def _encoding(process: Callable[..., Any], sides: SideRows | None) -> Callable[..., Any]:
-    """The same, and before each call what is due of the calls before: an error in that is not about the key of the next."""
+    """The function, which first encodes many emitted rows of earlier calls: an error in them is not about the next key."""
     if sides is None:
         return process
 

@@ -221,7 +221,7 @@ class _PieceCalls:
                 yield called
 
     def _tried(self, index: int, call: Callable[[], Any], name: str) -> Called | Exception:
-        """What a call gives, or what it raises."""
+        """The results of a call, or the exception that it raises."""
         sides = self.sides
         try:
             results = _listed(call(), self.context.operator, name)
@@ -236,7 +236,7 @@ class _PieceCalls:
         return index, results, _NOTHING if sides is None else sides.withdrawn()
 
     def _touch(self, index: int, rows: Sequence[int], first: int = 0) -> None:
-        """What is touched of a key is touched by these rows of the piece, but for those that were rejected; `first`: the number of one."""
+        """Set when the state of a key is touched: by these rows of the piece, except rejected ones. `first` is the number of the first."""
         if not self.cells.lives_by_event_time:
             return
         bad = {row._at - first for row, _ in self._rejections.get(index, ())}  # noqa: SLF001 - not to be taken for a column
@@ -247,13 +247,13 @@ class _PieceCalls:
         )
 
     def _forget_call(self) -> None:
-        """What a call that failed has emitted and rejected counts for nothing."""
+        """Drop the rows that a failed call has emitted and rejected."""
         if self.sides is not None:
             self.sides.withdrawn()
         self.rejected.withdrawn()
 
     def _judged(self, called: Called, name: str) -> Called | Exception:
-        """The same, if all of it fits, and all state that it leaves; or why it counts for nothing."""
+        """The call, if its results and the state it leaves fit their types; else the error."""
         try:
             self._all_encoded([called], name)
             check_state(self.operator, self.cells, called[0], self.context.operator)
@@ -263,7 +263,7 @@ class _PieceCalls:
 
     @cached_property
     def _keys(self) -> list[Any]:
-        """As user code sees them; one with a part that cannot be read is that part."""
+        """The keys as user code sees them; a key with an unreadable part is that part."""
         columns = self.piece.grouped.keys.columns
         parts = [
             readable(column, name) for name, column in zip(columns.schema.names, columns.columns, strict=True)
@@ -277,7 +277,7 @@ class _PieceCalls:
     # ── calling again ──────────────────────────────────────────────────────────────────────────
 
     def _called_again(self, index: int, error: Exception, at: int | None) -> Iterator[Called]:
-        """What the rows of a key give without those at fault, which are bad. All are, where none is left or too many were tried."""
+        """Call again without the rows at fault, which are bad. All rows are bad where none is left or too many were tried."""
         starts = self.piece.grouped.starts
         good, found = list(range(int(starts[index]), int(starts[index + 1]))), []
         for cell in self.cells.all:
@@ -318,7 +318,7 @@ class _PieceCalls:
         return fails - 1, reason_of(error)
 
     def _tried_with(self, index: int, rows: list[int]) -> tuple[Called | Exception, int | None]:
-        """What a call gives with some rows of the key, all of it judged; or what is wrong, and at which row where that is known."""
+        """The judged results of a call with some rows of the key; or the error, and the row at fault where it is known."""
         self._undo(index)
         table = row_table(self.piece.grouped.table.take(pa.array(rows, pa.int64())))
         given = self.rejected.rows = WatchedRows(table, 0, len(rows))
@@ -332,7 +332,7 @@ class _PieceCalls:
         return called, given.at_fault
 
     def _undo(self, index: int) -> None:
-        """The call for a key counts for nothing: its state is what it was."""
+        """Undo the call for a key: its state is what it was before."""
         self.cells.undo(index)
         self._rejections.pop(index, None)
 
@@ -359,7 +359,7 @@ class _PieceCalls:
         return self._to_table(name, rows, call), np.repeat(np.array(indexes, dtype=np.int64), lengths)
 
     def _fitting(self, called: Called) -> Iterator[Called]:
-        """The call, or that of the rows which give what fits."""
+        """The call, or a repeated one with the rows whose results fit."""
         try:
             self._all_encoded([called])
         except BadRecordError as error:
@@ -402,7 +402,7 @@ class _PieceCalls:
     # ── what is bad ────────────────────────────────────────────────────────────────────────────
 
     def _refuse_given(self, index: int, error: Exception) -> None:
-        """The same when its results are encoded already."""
+        """Refuse a call whose results are encoded already."""
         self._refused.add(index)
         self._again += self._called_again(index, error, None)
 
@@ -415,7 +415,7 @@ class _PieceCalls:
             self._refuse_timer(index, timer, error)
 
     def _refuse_rows(self, found: list[tuple[int, str]]) -> None:
-        """These rows of the piece are bad."""
+        """Add these rows of the piece to the bad rows."""
         rows, reasons = [row for row, _ in found], [reason for _, reason in found]
         table = row_table(self.piece.grouped.table.take(pa.array(rows, pa.int64())))
         for came in table.as_they_came(0, len(rows)):

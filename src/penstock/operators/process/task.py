@@ -102,12 +102,12 @@ class ProcessTask(Task):
 
     @property
     def uses_time(self) -> bool:
-        """Where the class has a function for timers."""
+        """Whether the class has a function for timers."""
         return takes_timers(self.spec.code)
 
     @property
     def timers_fired(self) -> int:
-        """How many calls were because of a timer."""
+        """The number of timers that fired."""
         return 0 if self._timers is None else self._timers.fired
 
     def due(self) -> Due:

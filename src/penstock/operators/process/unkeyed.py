@@ -105,7 +105,7 @@ def _rows(table: pa.Table) -> Rows:
 
 
 def _chunks(results: Any, operator: str) -> Iterator[list[Any]]:
-    """What a call gives, so much of it as is encoded together."""
+    """The results of a call, in chunks that are encoded together."""
     if results is None:
         return
     try:

@@ -87,8 +87,11 @@ class OpenedCode:
             error.add_note(f"close() raised, too: {type(second).__name__}: {second}")
 
 
+# ── the broadcast side ─────────────────────────────────────────────────────────────────────────────
+
+
 class TakesBroadcast:
-    """What every kind of operator may have besides its own function."""
+    """The method for the broadcast side, which every kind of own code may have."""
 
     def process_broadcast(self, rows: Rows, ctx: Context) -> None:
         """Put what the rows of the broadcast side say into a `BroadcastState`, which `process` then reads.
@@ -117,7 +120,7 @@ def refuse_results(operator: TakesBroadcast, uid: str) -> None:
 
 
 def check_no_results(given: Any, context: Context) -> None:
-    """The same when it was called."""
+    """Refuse results of `process_broadcast` after a call."""
     if given is not None:
         raise UserCodeError(
             f"operator {context.operator}: process_broadcast() returned {shown(given)}, but it can have no results: every subtask would "
@@ -143,9 +146,12 @@ class NoSides(SideRows):
         )
 
 
+# ── the context of a call ──────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class Context:
-    """Where the call happens. `checkpoint` is the barrier that ends the batch the rows belong to."""
+    """The place and time of a call. `checkpoint` is the barrier that ends the batch the rows belong to."""
 
     operator: str
     checkpoint: int
@@ -190,7 +196,7 @@ class Context:
             self._opened.open()
 
     def when_timers_fire(self, watermark_us: int) -> Context:
-        """The same place, when event time has gone on."""
+        """This context, after event time has advanced."""
         return replace(self, _watermark_us=watermark_us)
 
     def _no_timers(self) -> NoTimers:
@@ -219,8 +225,11 @@ class Context:
         self._rejected.take(row, reason)
 
 
+# ── checks before the start ────────────────────────────────────────────────────────────────────────
+
+
 def check_open_and_close(operator: OpensAndCloses, uid: str) -> None:
-    """The same of the methods that any kind of own code may have."""
+    """Refuse an `open` or `close` that cannot be called."""
     if overrides(operator, "open"):
         check_call(operator, operator.open, ("ctx",), uid)
     if overrides(operator, "close"):

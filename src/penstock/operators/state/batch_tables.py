@@ -8,21 +8,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.lazy_imports import optional_package
 from penstock.operators.array_like import as_array
+from penstock.operators.columns import Positions
 from penstock.operators.state.table_rows import PieceRows, RowIds, how_many_before
 from penstock.state.handle import GENERATION_SHIFT
+from penstock.state.keys import Flags
 from penstock.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
-Positions = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 KEY_INDEX = "key_index"
 """As user code calls it."""
 
@@ -88,13 +87,13 @@ class BatchTable(ABC):
         self._call = "process_batch()"
 
     def seen_by(self, positions: Positions, call: str) -> Self:
-        """The same for a call that sees only some of the keys."""
+        """This table for a call that sees only some of the keys."""
         seen = copy.copy(self)
         seen._positions, seen._call = positions, call  # noqa: SLF001 - it is one of us
         return seen
 
     def __len__(self) -> int:
-        """How many keys the call sees."""
+        """The number of keys that the call sees."""
         return len(self._rows) if self._positions is None else len(self._positions)
 
     def clear(self, mask: Any) -> None:
@@ -102,7 +101,7 @@ class BatchTable(ABC):
         self._rows.clear(self._flags(mask, "clear"))
 
     def rows(self, mask: Any = None) -> BatchColumns:
-        """All that the keys of the call have, in columns, ordered by `key_index`; with a mask only that of the keys where it is true.
+        """All rows of the call's keys in columns, ordered by `key_index`; with a mask, only those of the keys where it is true.
 
         The classic mistake: to ask for all of it, where keys have very many rows and a few would do. It has to fit into memory.
         """
@@ -133,7 +132,7 @@ class BatchTable(ABC):
         return RowIds.of(at, pa.RecordBatch.from_arrays([column], schema=self._rows.sub))
 
     def _known_ids(self, key_index: Any, subs: Any, call: str) -> RowIds:
-        """The same for rows that are to be changed."""
+        """`_ids` for rows that will be changed: a null identifies no row."""
         ids = self._ids(key_index, subs, call)
         (column,) = ids.subs.columns
         if column.null_count:
@@ -230,7 +229,7 @@ class BatchList(BatchTable):
 
 
 def key_positions(given: Any, keys: int, what: str, facts: Mapping[str, object]) -> Positions:
-    """What user code gives as `key_index`: positions in `keys`, of which there are so many. `what` begins the message of a refusal."""
+    """Check the `key_index` of user code: positions in `keys`, of which there are so many. `what` begins the error message."""
     column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{what} set")
     numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))

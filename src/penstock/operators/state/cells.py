@@ -83,8 +83,8 @@ def safe_copy(value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """The value, cut to the length of a log line."""
-    text = repr(value)
+    """A value or an error for a message, cut to the length of a log line: one value may be megabytes."""
+    text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -96,7 +96,7 @@ class PieceKeys:
     columns: pa.RecordBatch
 
     def key(self, index: int) -> Any:
-        """One of them, as user code sees it."""
+        """The key at this position, as user code sees it."""
         values = [python_values(column.slice(index, 1))[0] for column in self.columns.columns]
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -130,7 +130,7 @@ class Cell(ABC):
 
     @abstractmethod
     def memo(self) -> Any:
-        """What the state of the current key is now, between two of its calls. Called where a call may fail and the others go on."""
+        """A copy of the current key's state, between two of its calls. Called where a call may fail and the others go on."""
 
     @abstractmethod
     def back_to(self, memo: Any) -> None:
@@ -174,7 +174,7 @@ class ColumnCell(Cell):
 
     @override
     def back_to(self, memo: Any) -> None:
-        """What was held of the call is let go as in `undo`."""
+        """Restores the value, after `undo` has dropped what the call held."""
         self.undo(self.at)
         self.values[self.at], self.dirty[self.at], self.looked[self.at] = memo
 
@@ -239,7 +239,7 @@ class ContainerCell(ValueCell):
 
 
 class ComparedContainerCell(ContainerCell):
-    """The same where it matters whether a value was changed, or only looked at: it is compared when the call is over."""
+    """A container for which it matters whether it was changed or only read: it is compared when the call is over."""
 
     __slots__ = ("_assigned", "_before", "_held", "_was_dirty")
 
@@ -302,7 +302,7 @@ class ComparedContainerCell(ContainerCell):
 
 @functools.cache
 def with_read_tracking(kind: type[ColumnCell]) -> type[Any]:
-    """The same kind of cell, which notes whose state was looked at. Others do not pay for it."""
+    """This kind of cell, with notes of which keys' state was read. Other cells do not pay for that."""
 
     def noting(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def look(cell: ColumnCell) -> Any:
@@ -341,6 +341,6 @@ def _copied(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return made
 
 
-def as_given_flat(row: Any) -> Any:
-    """The same where the columns are such that a tuple holds nothing that can be changed."""
+def copy_emitted_flat(row: Any) -> Any:
+    """`copy_emitted` for columns whose tuples hold nothing that can be changed."""
     return row if type(row) is tuple else copy_emitted(row)

@@ -65,7 +65,7 @@ class DeclaredState(ABC):
 
     @abstractmethod
     def make_cell(self, name: str) -> Cell:
-        """What stands in its place; called once for every task, with the name under which it is declared."""
+        """Make the cell that takes its place; called once for every task, with the name under which it is declared."""
 
     def clear(self) -> None:
         """Forget what is kept for the key."""
@@ -139,7 +139,7 @@ class TableState(DeclaredState):
     def in_columns(
         self, name: str, state: OpenState, keys: KeyBatch, operator: str, touches: TouchTimes
     ) -> BatchTable:
-        """What stands in its place in columns, for these keys."""
+        """Make the table in columns that takes its place for these keys."""
         layout = self.table(name, keys.columns.schema)
         renews = self.ttl is not None and self.ttl.renews
         rows = PieceRows(state.table(name), layout, keys, touches=touches, renews=renews)
@@ -234,7 +234,7 @@ def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
 
 
 def state_layout(operator: object, key: pa.Schema) -> StateLayout:
-    """All that an operator with this key keeps; refuses a table that would have two columns of one name."""
+    """The state of an operator with this key; refuses a table that would have two columns of one name."""
     tables = (*state_tables(operator, key), *timer_tables(operator, key))
     for table in tables:
         if len(set(table.identity.names + table.value.names)) < len(table.identity) + len(table.value):
@@ -319,7 +319,7 @@ def refuse_state_assignment(operator: object, name: str, instead: str = "") -> N
 
 
 def name_of(function: Any) -> str:
-    """How a function, or an object that has some, is called in a message."""
+    """The name of a function or object in a message."""
     name = getattr(function, "__qualname__", None)
     if isinstance(name, str):
         return name

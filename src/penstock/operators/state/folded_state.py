@@ -51,7 +51,7 @@ class AggregateFunction(ABC):
 
     @abstractmethod
     def result(self, accumulator: Any) -> Any:
-        """What the user reads. Called for every `value` of the state; must not change the accumulator. It may be of any type."""
+        """The value that user code reads. Called for every `value` of the state; must not change the accumulator. It may be of any type."""
 
 
 class ReducingState(ColumnState):
@@ -178,7 +178,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
 
 
 class FoldedCell(ColumnCell):
-    """What has been folded together for the current key."""
+    """The folded value of the current key."""
 
     __slots__ = ("_field", "_usual")
 

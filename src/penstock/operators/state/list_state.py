@@ -213,7 +213,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         return iter(self._copied()[::-1])
 
     def copy(self) -> list[Any]:
-        """What it holds now, as a list of Python's."""
+        """Its elements as a Python list."""
         return list(self)
 
     def __add__(self, other: Any) -> list[Any]:
@@ -243,7 +243,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         return f"{type(self).__name__}({self.name!r})"
 
     def _copied(self) -> list[Any]:
-        """What is in it now. By way of an iterator: a list would first ask for the length, which walks through all of it."""
+        """Its elements, read through an iterator: `list()` would first ask for the length, which walks through all of them."""
         return list(iter(self))
 
     def _elements(self) -> list[_Element]:
@@ -319,7 +319,7 @@ ListState.columns = BatchList
 
 
 def _kept_in_place(elements: list[_Element]) -> int:
-    """How many from the beginning keep their rows: up to the first that has none, or that was moved before another."""
+    """The number of elements from the beginning that keep their rows: up to the first that has none or was moved."""
     last = -1
     for at, element in enumerate(elements):
         if element.position is None or element.position <= last:

@@ -128,7 +128,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._looked = {}
 
     def copy(self) -> dict[Any, Any]:
-        """What it holds now, as a dictionary of Python's."""
+        """Its entries as a Python dictionary."""
         return dict(self.pairs())
 
     def __or__(self, other: Any) -> dict[Any, Any]:

@@ -173,12 +173,12 @@ class BroadcastState(SubtaskState):
 
 
 def _fields(table: TableLayout) -> tuple[pa.Field, pa.Field]:
-    """What tells the rows of a subtask apart, and the value."""
+    """The column that identifies a row of the subtask, and its value."""
     return table.identity.field(1), table.value.field(0)
 
 
 class SubtaskCells:
-    """What an operator has of its subtask in one batch: bound when it is made, written in the end."""
+    """The cells of an operator's subtask states in one batch: bound when they are made, written at the end."""
 
     def __init__(self, operator: object, state: OpenState, context: Context) -> None:
         self._cells: Mapping[str, TableCell] = {

@@ -50,7 +50,7 @@ class Changes:
         """Which of the rows are to be forgotten instead."""
 
     def add(self, index: int, changes: Iterable[RowChange]) -> None:
-        """Those of one key more."""
+        """Add the changes of one key."""
         before = len(self.subs)
         for sub, value, gone in changes:
             if gone:
@@ -60,7 +60,7 @@ class Changes:
         self.counted(index, before)
 
     def counted(self, index: int, before: int) -> None:
-        """All rows from this place on are those of a key."""
+        """Assign all rows from this place on to a key."""
         self.indexes.append(index)
         self.counts.append(len(self.subs) - before)
 
@@ -125,7 +125,7 @@ class TableCell(Cell):
     # ── what is stored ─────────────────────────────────────────────────────────────────────────
 
     def _stored(self) -> Iterator[tuple[Any, Any]] | None:
-        """What tells apart, and the value, of every row of the current key; None if it has many."""
+        """The identifying value and the value of every row of the current key; None if it has many rows."""
         if not self._first_ahead <= self.at < self._end_ahead:
             self._read_ahead()
         place = self.at - self._first_ahead
@@ -231,7 +231,7 @@ class TableCell(Cell):
         return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
     def _own_copy(self, value: Any) -> Any:
-        """What user code may change without changing what is stored."""
+        """A copy that user code may change."""
         return deep_copy(value)
 
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.columns import one_batch
+from penstock.operators.columns import Positions, one_batch
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
@@ -32,7 +31,6 @@ PORTION_BYTES = 64 << 20
 _MANY_LAYERS = 8
 _EVERYTHING = Ownership(0, 1)
 _GONE = pa.field("__penstock_gone", pa.bool_())
-Positions = npt.NDArray[np.int64]
 
 
 def stored_rows(
@@ -72,7 +70,7 @@ class RowIds:
 
     @classmethod
     def of(cls, key_index: Positions, subs: pa.RecordBatch) -> RowIds:
-        """As they are stored: every NaN is one, and -0.0 is 0.0."""
+        """The ids in stored form: all NaNs are one, and -0.0 is 0.0."""
         columns = [_one_zero_and_nan(column) for column in subs.columns]
         return cls(key_index, pa.RecordBatch.from_arrays(columns, schema=subs.schema), sub_orders(columns))
 
@@ -115,7 +113,7 @@ class PieceRows:
         self._cleared: Flags = np.zeros(len(keys), dtype=np.bool_)
 
     def __len__(self) -> int:
-        """How many keys there are."""
+        """The number of keys in the piece."""
         return len(self._keys)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────
@@ -164,7 +162,7 @@ class PieceRows:
         return self._together(flags, list(self._stored_rows(flags & ~self._cleared)))
 
     def portions(self, wanted: Flags | None = None) -> Iterator[Portion]:
-        """The same of as many keys at a time as have about `PORTION_BYTES`, until each has had its turn.
+        """The rows of as many keys at a time as have about `PORTION_BYTES`.
 
         Meanwhile rows of keys that had it may be changed. A table may have more bytes than fit into an array, where a key has so many.
         """
@@ -186,7 +184,7 @@ class PieceRows:
         return Portion(first, end, self._together(flags, stored))
 
     def _together(self, flags: Flags, stored: list[SortedBatch]) -> pa.Table:
-        """What is stored of these keys with what was changed."""
+        """The stored rows of these keys together with the changes."""
         layers = [tuple(_without(_as_tombstones(batch), ~flags) for batch in layer) for layer in self._layers]
         if self._renews:
             self._renew(*stored)
@@ -281,7 +279,7 @@ class PieceRows:
             self._table.write(rows, self._stamped(values, batch.sort_keys, rows), gone)
 
     def _stamped(self, values: pa.RecordBatch, key_index: Positions, rows: KeyBatch) -> pa.RecordBatch:
-        """What is written is touched now."""
+        """Add the stamps: all rows that are written are touched now."""
         if not self._layout.lifetimes:
             return values
         stamps = self._touches.of_rows(self._layout.lifetimes, key_index, self._table, rows)
@@ -318,7 +316,7 @@ def _last_ones(batch: SortedBatch) -> SortedBatch:
 
 
 def _as_tombstones(batch: SortedBatch) -> SortedBatch:
-    """What is gone as state files have it."""
+    """The batch with its deleted rows as tombstones, as state files have them."""
     gone, *values = batch.values
     return replace(batch, deleted=gone if gone.true_count else None, values=tuple(values))
 

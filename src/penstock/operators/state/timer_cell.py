@@ -1,4 +1,4 @@
-"""What `ctx.set_timer` acts on while an operator runs key by key: the timers of the key whose turn it is. Executors."""
+"""The timers of the current key, for `ctx.set_timer` while an operator runs key by key. Executors."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class TimersCell(Cell):
         return self._alive
 
     def _check_end(self, kind: int, us: int) -> None:
-        """What is later than all that have fired ends when it has come to the time of the batch, if that is not the end of time."""
+        """Refuse an endless chain. Timers that are later than all that fired end at the time of the batch, unless time has ended."""
         if not self._is_firing or (us > self._newest[kind] and self._limits[kind] < FAR_AWAY_US):
             return
         self._in_a_row += 1
@@ -204,7 +204,7 @@ class TimersCell(Cell):
 
     @override
     def undo(self, index: int) -> None:
-        """What is stored is due all the same."""
+        """Forgets the changes of a key; its stored timers stay due."""
         for changed in self._changed:
             changed.pop(index, None)
         if index == self._key:

@@ -45,7 +45,7 @@ class Timer(NamedTuple):
 
 
 class TakesTimers:
-    """What an operator may have that sees one key at a time."""
+    """The method for timers of code that sees one key at a time."""
 
     def on_timer(self, key: Any, timer: Timer, ctx: Context) -> Iterable[Any] | None:
         """Handle one timer of one key, and yield results as `process` does. An operator that has this method may set timers.
@@ -59,7 +59,7 @@ class TakesTimers:
 
 
 class TakesTimerColumns:
-    """What an operator may have that sees many keys at once."""
+    """The method for timers of code that sees many keys at once."""
 
     def on_timers(self, keys: BatchKeys, timers: BatchTimers, state: BatchState) -> Any:
         """Handle the timers of many keys that are due, and return or yield results as `process_batch` does. It may set timers then.
@@ -102,7 +102,7 @@ def is_timer_table(name: str) -> bool:
 
 
 def moment(us: int) -> datetime:
-    """As user code sees it; what Python's calendar does not reach is its first or last moment."""
+    """The moment as user code sees it; beyond Python's calendar its first or last moment."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
@@ -110,12 +110,12 @@ def moment(us: int) -> datetime:
 
 
 def watermark(us: int) -> datetime | None:
-    """The same for how far event time has come; None where it is not known yet."""
+    """The watermark as user code sees it; None where it is not known yet."""
     return None if us <= LONG_AGO_US else moment(us)
 
 
 def microseconds(at: Any, call: str) -> int:
-    """What user code gives for a moment; `call` is what it wrote, for the refusal."""
+    """The microseconds of a moment that user code gives; `call` begins the error message."""
     if type(at) is not datetime:
         _check_moment(at, call)
     since = at - (_EPOCH_WITHOUT_ZONE if at.tzinfo is None else _EPOCH)
@@ -132,7 +132,7 @@ def _check_moment(at: Any, call: str) -> None:
 
 
 def checked_kind(by: Any, call: str) -> str:
-    """What a timer goes by, or a refusal: a name in the code, which no other row makes right."""
+    """Check what a timer goes by. A wrong name ends the run, because no other row makes it right."""
     if by in KINDS:
         return str(by)
     close = did_you_mean(by, KINDS) if isinstance(by, str) else ""

@@ -8,20 +8,21 @@ from datetime import timedelta
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.config import seconds
 from penstock.errors import ConfigError, InternalError
+from penstock.operators.columns import Positions
 from penstock.operators.state.timers import CLOCK, EVENT_TIME
 from penstock.state.backends.base import OpenTable
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.lifetimes import (
     FAR_AWAY_US,
     LONG_AGO_US,
     STAMP_TYPE,
     Lifetime,
     Measure,
+    Stamps,
     in_microseconds,
     stamp_name,
 )
@@ -30,9 +31,6 @@ WRITE, READ = "write", "read"
 _MEASURES = {CLOCK: Measure.CLOCK, EVENT_TIME: Measure.WATERMARK}
 LONGEST_S = 1000 * 365 * 24 * 3600
 """Far from where numbers of microseconds end."""
-Flags = npt.NDArray[np.bool_]
-Stamps = npt.NDArray[np.int64]
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class TimeToLive:
         return self.since == READ
 
     def lifetime(self, *columns: str, state: str = "") -> Lifetime:
-        """That of these columns, with a stamp for the state."""
+        """The lifetime of these columns, with a stamp for the state."""
         measure = _MEASURES[self.by]
         return Lifetime(columns, stamp_name(state, measure), self.ttl_us, measure)
 
@@ -92,7 +90,7 @@ TTL = str | float | timedelta | TimeToLive
 
 
 def time_to_live(ttl: TTL | None) -> TimeToLive | None:
-    """What `ttl=` means; None for a state that never expires."""
+    """Read the argument `ttl=`; None for a state that never expires."""
     return ttl if ttl is None or isinstance(ttl, TimeToLive) else TimeToLive(ttl)
 
 
@@ -101,6 +99,9 @@ def _as_timedelta(number: float) -> timedelta:
         return timedelta(seconds=number)
     except (OverflowError, ValueError) as error:
         raise ConfigError(f"ttl={number!r} is no duration in seconds: {error}", value=number) from error
+
+
+# ── when state was last touched ────────────────────────────────────────────────────────────────────
 
 
 class TouchTimes:
@@ -124,7 +125,7 @@ class TouchTimes:
         np.maximum.at(self._event_us, keys, at_us)
 
     def only(self, key: int, at_us: int) -> None:
-        """What is touched of a key is touched at this moment: rows that were taken for later turned out to be bad."""
+        """Set when the state of a key is touched, after later rows turned out to be bad."""
         self._event_us[key] = at_us
 
     def of(self, lifetime: Lifetime, keys: Positions) -> Stamps:
@@ -134,7 +135,7 @@ class TouchTimes:
         return np.full(len(keys), self._now_us, dtype=np.int64)
 
     def column(self, lifetime: Lifetime, keys: Positions) -> pa.Array:
-        """The same as a column."""
+        """The stamps as a column."""
         return pa.array(self.of(lifetime, keys))
 
     def of_rows(

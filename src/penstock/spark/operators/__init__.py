@@ -1,4 +1,5 @@
-"""Operators as Spark sees them. In: an operator of the graph, and DataFrames. Out: its `Spec`, and the rows of each batch for its tasks.
+"""The Spark side of operators. In: an operator of the graph, and DataFrames. Out: its `Spec`, and the rows of each batch for its tasks.
 
-One module for each kind of operator, with the names that `penstock.operators` has; `registry.py` finds them.
+Operators for which Spark does part of the work have a module each, with the name that it has in `penstock.operators`; `registry.py` finds
+the function that compiles an operator, and has those of the other operators.
 """

@@ -1,4 +1,4 @@
-"""`aggregate` as Spark sees it: the rows of a batch become one for each key, which tasks merge into the state. Driver."""
+"""The Spark side of `aggregate`: Spark aggregates the rows of a batch by key, and tasks merge that into the state. Driver."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.classic.column import Column as ClassicColumn
+from typing_extensions import override
 
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
@@ -21,7 +22,7 @@ from penstock.operators.inputs import EVERYTHING
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key, rows_that_count
 from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.key_columns import normalised, quoted, with_key
-from penstock.spark.operators.aggregate_columns import describe, distinct_values, partials
+from penstock.spark.operators.aggregate_columns import describe, distinct_values, node_class, partials
 from penstock.spark.operators.aggregate_values import DistinctValues, with_arrival
 from penstock.spark.operators.base import (
     BatchInput,
@@ -43,10 +44,10 @@ class CompiledAggregate(CompiledOperator):
     partials: tuple[Column, ...]
     distinct: tuple[DistinctValues, ...]
     time: TimeColumn | None
-    """The time of its rows, where keys live by it."""
+    """The event time of its rows, where keys have a time to live by it."""
 
+    @override
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """One row for each key."""
         keys, rows = self.node.keys, batch.rows
         parts = (*self.partials, *self._newest(rows, batch.clock))
         numbered = with_arrival(rows, self.spec.columns)
@@ -54,7 +55,7 @@ class CompiledAggregate(CompiledOperator):
         return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
 
     def _newest(self, rows: DataFrame, clock: OperatorClock) -> tuple[Column, ...]:
-        """The newest believable event time of the rows of a key."""
+        """The newest event time of the rows of a key that is believed."""
         if self.time is None:
             return ()
         time = in_microseconds(self.time, rows)
@@ -62,12 +63,12 @@ class CompiledAggregate(CompiledOperator):
         return (F.max(F.when(believed, time)).alias(EVENT_TIME_US),)
 
     @property
+    @override
     def takes_history(self) -> bool:
-        """The same expressions aggregate rows of any number."""
         return True
 
+    @override
     def grouped_history(self, rows: DataFrame) -> DataFrame:
-        """The rows that have a key, grouped as in a batch."""
         keys, policy = self.node.keys, self.on_bad_record
         if self.node.ttl is not None and counting_distinct(self.spec.columns):
             raise ConfigError(
@@ -81,8 +82,8 @@ class CompiledAggregate(CompiledOperator):
         rows = with_arrival(rows, self.spec.columns)
         return grouped_with_bad_rows(rows, keys, self.partials, policy, self.distinct)
 
+    @override
     def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:
-        """The aggregates of each key, and the distinct values."""
         distinct = counting_distinct(self.spec.columns)
         values = {
             distinct_table(one): grouped.where(F.col(WHOSE) == number)
@@ -91,7 +92,7 @@ class CompiledAggregate(CompiledOperator):
         return {VALUES: self._one_row_a_key(grouped, distinct) if distinct else grouped, **values}
 
     def _one_row_a_key(self, grouped: DataFrame, distinct: Sequence[AggregateColumn]) -> DataFrame:
-        """Rows stand for aggregates, or for distinct values: the aggregates, and how many values there are."""
+        """One row for each key with its aggregates and counts. In `grouped`, rows stand for aggregates or for distinct values."""
         counts = [
             F.count(F.when(F.col(WHOSE) == number, F.lit(1))).alias(one.partials[0].name)
             for number, one in enumerate(distinct, 1)
@@ -108,7 +109,7 @@ class CompiledAggregate(CompiledOperator):
 
 
 def compile_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperator:
-    """Check it against the columns there are; raises `ConfigError` for what cannot be merged, or grouped."""
+    """Type it against the columns of its stream; raises `ConfigError` if it cannot be merged, or its rows not be grouped."""
     frame, policy, written = given.frame, given.on_bad_record, node.columns
     columns = tuple(describe(name, column, frame) for name, column in written.items())
     result = (
@@ -144,7 +145,7 @@ def _check_grouping(
 def named_aggregates(
     columns: Sequence[Column], named: Mapping[str, Column], *, keys: Sequence[str], uid: str
 ) -> dict[str, Column]:
-    """The columns by name, in the order in which they were written; a name that is missing or taken is refused."""
+    """The columns by name, in the order of the arguments; raises `ConfigError` for a name that is missing or taken."""
     pairs = [(_alias(column, position, uid), column) for position, column in enumerate(columns, 1)]
     pairs.extend(named.items())
     if not pairs:
@@ -184,15 +185,11 @@ def _alias(column: Column, position: int, uid: str) -> str:
 
 
 def _names(node: Any) -> list[str]:
-    """Those that a column was given; a generator's may be several."""
-    if _class(node) == "SqlExpression":  # F.expr("count(1) AS pv") is text until Spark parses it
+    """The names of a column; a generator may have several."""
+    if node_class(node) == "SqlExpression":  # F.expr("count(1) AS pv") is text until Spark parses it
         session: Any = SparkSession.active()
         node = session._jsparkSession.sessionState().sqlParser().parseExpression(node.expression())
-    if _class(node) != "Alias":
+    if node_class(node) != "Alias":
         return []
     name = node.name()
     return [name] if isinstance(name, str) else [str(name.apply(at)) for at in range(name.size())]
-
-
-def _class(node: Any) -> str:
-    return str(node.getClass().getSimpleName())

@@ -1,7 +1,7 @@
-"""Look into the aggregate columns that a user writes, and say what to compute in a batch. Runs on the driver.
+"""Analyses the aggregate columns that a user writes, and derives what to compute in a batch. Driver.
 
-`stream.aggregate(pv=F.count("*"))` hands over opaque PySpark columns; the expression behind one is read
-through py4j, and its types are asked of Spark itself, so that a result has the type `groupBy` would give it.
+`stream.aggregate(pv=F.count("*"))` passes opaque PySpark columns. Their expressions are read through py4j, and Spark itself is asked for
+their types, so that a result has the type that `groupBy` gives it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _TOTALS = (T.LongType, T.DoubleType, T.DecimalType)
 
 
 def describe(name: str, column: Column, frame: DataFrame, *, timed: bool = False) -> AggregateColumn:
-    """What `column` aggregates over the rows of `frame`; `ConfigError` when it cannot be merged. `timed`: rows are ordered by time."""
+    """Describe what `column` aggregates; raises `ConfigError` when it cannot be merged. `timed`: rows are ordered by event time."""
     call = _call(name, column, frame)
     result = _result_type(name, column, frame)
     if call.distinct:
@@ -96,7 +96,7 @@ def describe(name: str, column: Column, frame: DataFrame, *, timed: bool = False
 
 
 def _is_true(setting: str | None) -> bool:
-    """As Spark reads a setting that is on or off: it keeps the text as it was written."""
+    """Read a boolean setting as Spark does: it stores the text as the user wrote it."""
     return (setting or "").strip().lower() == "true"
 
 
@@ -109,9 +109,9 @@ def partials(
 ) -> list[Column]:
     """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`.
 
-    They take only rows where `counts` is true, and compute nothing of the others. A count of distinct values has none, unless it keeps a
-    set: what is new is known only beside the state. Those that pick a row need its number, see `with_arrival`, and its `time` where it was
-    described so.
+    They use only rows where `counts` is true, and compute nothing for the others. A count of distinct values has no such column, unless it
+    stores a set: only the state tells which values are new. Aggregates that pick a row need its number (see `with_arrival`), and its `time`
+    where they are described as timed.
     """
     if spec.distinct:
         return []
@@ -133,7 +133,7 @@ def partials(
 
 
 def partials_of_a_row(spec: AggregateColumn, column: Column, frame: DataFrame) -> list[Column]:
-    """The same for each row alone, without grouping anything."""
+    """The same columns for each row alone, without `groupBy`."""
     call = _call(spec.name, column, frame)
     if spec.kind in PICKING:
         return [_picked(call, spec.kind).of_one_row().alias(spec.partials[0].name)]
@@ -190,7 +190,7 @@ def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFr
 
 
 def _value(call: _Call, frame: DataFrame, counts: Column | None = None) -> Column:
-    """What a set of distinct values gets of a row: null where a row does not count, or one of the columns is null."""
+    """The value that a row adds to a set of distinct values: null where the row does not count, or one of the columns is null."""
     types = _types(call.arguments, frame)
     arguments = call.arguments if counts is None else _only_of(call, counts).arguments
     columns = [normal(one, kind) for one, kind in zip(arguments, types, strict=True)]
@@ -202,7 +202,7 @@ def _value(call: _Call, frame: DataFrame, counts: Column | None = None) -> Colum
 
 
 def distinct_values(spec: AggregateColumn, column: Column, frame: DataFrame) -> DistinctValues:
-    """The values of which `spec` counts the distinct ones; as Spark compares them, with one zero and one NaN."""
+    """The values of which `spec` counts the distinct ones, normalised as Spark compares them: one zero and one NaN."""
     arguments = _call(spec.name, column, frame).arguments
     columns = [normal(one, kind) for one, kind in zip(arguments, _types(arguments, frame), strict=True)]
     return DistinctValues(tuple(value_names(spec)), tuple(columns))
@@ -224,7 +224,7 @@ def _check_value(name: str, kind: T.DataType) -> None:
 
 
 def is_plain(kind: T.DataType) -> bool:
-    """Whether its values are compared and ordered here as Spark does it."""
+    """Whether Penstock compares and orders values of this type as Spark does."""
     return isinstance(kind, _ORDERED) and not _is_collated(kind)
 
 
@@ -233,7 +233,7 @@ def _is_collated(kind: T.DataType) -> bool:
 
 
 def _kept(kind: Kind, argument: Column, column: Column, result: T.DataType) -> list[tuple[Kind, Column]]:
-    """What stands for an aggregate in the state.
+    """The columns that represent an aggregate in the state.
 
     Spark averages decimals as decimals and everything else, integers too, as a sum of doubles. Its sum of decimals is null when it
     overflowed and when there was nothing to add; the count tells which.
@@ -246,7 +246,7 @@ def _kept(kind: Kind, argument: Column, column: Column, result: T.DataType) -> l
     return [(kind, column)]
 
 
-# --- the expression behind a column ---
+# --- the expression of a column ---
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class _Call:
     arguments: tuple[Column, ...]
     distinct: bool
     ignore_nulls: bool = False
-    """Of `first` and `last`."""
+    """Whether `first` and `last` skip nulls."""
 
 
 def _call(name: str, column: Column, frame: DataFrame) -> _Call:
@@ -266,9 +266,9 @@ def _call(name: str, column: Column, frame: DataFrame) -> _Call:
     if not isinstance(column, ClassicColumn):
         _refuse(name, "is a column of Spark Connect, which cannot be looked into (use a classic session)")
     node = _strip_alias(column._jc.node())
-    if _class(node) == "SqlExpression":
+    if node_class(node) == "SqlExpression":
         return _parsed_call(name, node.expression(), frame)
-    if _class(node) != "UnresolvedFunction":
+    if node_class(node) != "UnresolvedFunction":
         _refuse(name, f"is {_what(node)}")
     function, distinct = str(node.functionName()).lower(), bool(node.isDistinct())
     _check_function(name, function, distinct=distinct)
@@ -280,7 +280,7 @@ def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
     """`F.expr("sum(x)")` is text until Spark parses it."""
     session: Any = frame.sparkSession
     node = _strip_alias(session._jsparkSession.sessionState().sqlParser().parseExpression(text))
-    if _class(node) != "UnresolvedFunction":
+    if node_class(node) != "UnresolvedFunction":
         _refuse(name, f"is the expression {text!r}")
     function = ".".join(map(str, _items(node.nameParts()))).lower()
     if node.filter().isDefined():
@@ -293,7 +293,7 @@ def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
 
 
 def _checked_call(name: str, call: _Call, node: Any) -> _Call:
-    """The call with what its arguments say besides columns: `first(x, true)` passes over nulls."""
+    """Check the arguments of the call, and read those that are no columns: `first(x, true)` skips nulls."""
     kind = _KINDS.get(call.function)
     if kind in (Kind.MAX_BY, Kind.MIN_BY) and len(call.arguments) != 2:  # noqa: PLR2004 - the value, and what is compared
         _refuse(
@@ -349,25 +349,26 @@ def _what(node: Any) -> str:
         "UnresolvedAttribute": f"the plain column {node.sql()}",
         "Literal": f"the constant {node.sql()}",
     }
-    return known.get(_class(node), f"the expression {node.sql()}")
+    return known.get(node_class(node), f"the expression {node.sql()}")
 
 
 def _strip_alias(node: Any) -> Any:
-    while _class(node) == "Alias":
+    while node_class(node) == "Alias":
         node = node.child()
     return node
 
 
-def _class(node: Any) -> str:
+def node_class(node: Any) -> str:
+    """The name of the Java class of an expression."""
     return str(node.getClass().getSimpleName())
 
 
 def _star(node: Any) -> str:
-    """`*` for all columns of a row, another text for some of them; empty if the argument is no star."""
-    inner = node.expression() if _class(node) == "ExpressionColumnNode" else node
-    if _class(inner) == "ResolvedStar":  # frame["*"]
+    """`*` for all columns of a row, another text for some of them; '' if the argument is not a star."""
+    inner = node.expression() if node_class(node) == "ExpressionColumnNode" else node
+    if node_class(inner) == "ResolvedStar":  # frame["*"]
         return "*"
-    return str(inner.sql()) if _class(inner).startswith("UnresolvedStar") else ""
+    return str(inner.sql()) if node_class(inner).startswith("UnresolvedStar") else ""
 
 
 def _items(seq: Any) -> Iterator[Any]:
@@ -375,7 +376,7 @@ def _items(seq: Any) -> Iterator[Any]:
 
 
 def _wrap(frame: DataFrame, node: Any, *, parsed: bool = False) -> Column:
-    """A PySpark column around what was found inside another one."""
+    """Make a PySpark column of an expression inside another column."""
     session: Any = frame.sparkSession
     sql = session._jvm.org.apache.spark.sql
     return ClassicColumn(sql.classic.ExpressionUtils.column(node) if parsed else sql.Column(node))
@@ -407,7 +408,7 @@ def _check_type(name: str, function: str, kind: Kind, result: T.DataType) -> Non
 
 
 def _check_leaves(name: str, function: str, kind: T.DataType) -> None:
-    """Refuse values that could not be kept as they are."""
+    """Refuse values that cannot be stored unchanged."""
     try:
         arrow_type(kind)
     except PySparkTypeError as error:

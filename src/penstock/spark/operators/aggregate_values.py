@@ -1,7 +1,7 @@
 """Aggregates of a batch that look at single rows: those that count distinct values, and those that pick the value of one row. Driver.
 
-With distinct values, a row is there once for the aggregates of its key, and once more for each value that it has. So Spark finds the
-distinct values in the same `groupBy`, in parts of rows of any number: a key with very many values is no array that has to fit into one row.
+With distinct values, a row is repeated: once for the aggregates of its key, and once for each of its values. So Spark finds the distinct
+values in the same `groupBy`, and the values of a key need not fit into one row as an array.
 
 `max_by`, `min_by`, `first` and `last` pick a row. Spark promises no order in which a `groupBy` sees rows, so every row gets a number, by
 the partition in which Spark reads it and its place there. It decides between rows that are otherwise equal.
@@ -24,17 +24,17 @@ from penstock.spark.key_columns import quoted
 
 @dataclass(frozen=True)
 class DistinctValues:
-    """The columns whose distinct values one aggregate counts, as the state calls them."""
+    """The columns whose distinct values one aggregate counts, and their names in the state."""
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
 
 
 def with_distinct_values(frame: DataFrame, distinct: Sequence[DistinctValues], counted: Column) -> DataFrame:
-    """The rows with what they stand for; `counted` are those that have values, and values of no other row are computed.
+    """Repeat rows for their distinct values, and mark what each row stands for. Values are computed only for rows that are `counted`.
 
-    A value is left out where one of its columns is null, as in SQL. The other aggregates take only rows that stand for them, see
-    `for_aggregates`: added up once more for every value, a sum could overflow.
+    A value is left out where one of its columns is null, as in SQL. The other aggregates use only rows that stand for them (see
+    `for_aggregates`): a sum could overflow if it added a row again for every value.
     """
     values = {
         name: F.when(counted, column)
@@ -50,7 +50,7 @@ def with_distinct_values(frame: DataFrame, distinct: Sequence[DistinctValues], c
 
 
 def for_aggregates() -> Column:
-    """Whether a row stands for the aggregates of its key, not for a value."""
+    """Whether a row stands for the aggregates of its key, and not for a distinct value."""
     return F.col(WHOSE) == 0
 
 
@@ -67,7 +67,7 @@ ARRIVAL = "__penstock_arrival"
 
 
 def with_arrival(frame: DataFrame, specs: Sequence[AggregateColumn]) -> DataFrame:
-    """The rows with their numbers, where an aggregate asks for them."""
+    """Number the rows, where an aggregate picks one of them."""
     if not any(spec.kind in PICKING for spec in specs):
         return frame
     return frame.withColumn(ARRIVAL, F.monotonically_increasing_id())
@@ -75,19 +75,19 @@ def with_arrival(frame: DataFrame, specs: Sequence[AggregateColumn]) -> DataFram
 
 @dataclass(frozen=True)
 class Picked:
-    """One such aggregate."""
+    """An aggregate that picks the value of one row."""
 
     kind: Kind
     value: Column
     by: Column | None = None
     """What `max_by` and `min_by` compare."""
     ignore_nulls: bool = False
-    """Whether `first` and `last` pass over rows without a value."""
+    """Whether `first` and `last` skip rows without a value."""
     time: Column | None = None
-    """The event time of a row in microseconds, where rows have this order."""
+    """The event time of a row in microseconds, where rows are ordered by it."""
 
     def of_rows(self, counts: Column | None = None) -> Column:
-        """The aggregate of those rows for which `counts` is true, by default of all."""
+        """The aggregate of the rows for which `counts` is true, by default of all rows."""
         sign = -1 if self.kind is Kind.MIN_BY else 1
         places = [F.col(ARRIVAL)] if self.time is None else [self.time, F.col(ARRIVAL)]
         order = F.struct(*([] if self.by is None else [self.by]), *(place * sign for place in places))
@@ -108,7 +108,7 @@ class Picked:
         return F.struct(*fields)
 
     def _taken(self, counts: Column | None) -> Column | None:
-        """Which rows may be picked. Nothing of a row that does not count is computed."""
+        """Which rows may be picked. Nothing is computed for a row that does not count."""
         needed = self.by if self.by is not None else self.value if self.ignore_nulls else None
         if needed is None:
             return counts

@@ -46,41 +46,41 @@ from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.state.subtask_rows import subtask_sort_key
 
 Beside = Mapping[str, StructType]
-"""The columns of the outputs that stand beside the results, by tag."""
+"""The columns of the other outputs, by tag."""
 
 
 def tagged(result: StructType, beside: Beside) -> StructType:
-    """The columns of all of them in one."""
+    """The columns of results and other outputs in one DataFrame."""
     return StructType([*result.fields, *(StructField(tag, columns) for tag, columns in beside.items())])
 
 
 def results_of(frame: DataFrame, tags: Collection[str]) -> DataFrame:
-    """The rows that have none of the tags."""
+    """The results: the rows that have none of the tags."""
     return frame.where(reduce(and_, (F.col(tag).isNull() for tag in tags))).drop(*tags)
 
 
 def rows_of(frame: DataFrame, tag: str) -> DataFrame:
-    """The rows that have this tag."""
+    """The rows of one other output, by its tag."""
     return frame.where(F.col(tag).isNotNull()).select(f"{tag}.*")
 
 
 @dataclass(frozen=True)
 class OperatorInput:
-    """What is known of an operator before it is compiled: the columns of its rows, their key, and what becomes of bad ones."""
+    """What is known of an operator before it is compiled: the columns of its rows, their key, and the policy for bad rows."""
 
     node: Operator
     graph: Graph
     frame_of: Callable[[Node], DataFrame]
-    """An empty DataFrame with the columns of any stream before it."""
+    """Returns an empty DataFrame with the columns of any stream before the operator."""
     frame: DataFrame
-    """The same for its own stream, with the key column that an operator without a key has."""
+    """An empty DataFrame of its own stream, with the constant key column of an operator without a key."""
     key: pa.Schema
     float_keys: tuple[str, ...]
     on_bad_record: OnBadRecord
 
     @classmethod
     def of(cls, node: Operator, graph: Graph, frame_of: Callable[[Node], DataFrame]) -> OperatorInput:
-        """Raises `ConfigError` for keys that cannot be."""
+        """Read the columns of its stream; raises `ConfigError` for unsupported keys."""
         frame = with_key(frame_of(node.upstream), node.keys)
         if node.keys:
             check_keys(frame, node.keys, node.uid)
@@ -95,7 +95,7 @@ class OperatorInput:
         )
 
     def outputs(self, *, late: bool = True) -> Outputs:
-        """What its tasks give beside results, as far as it is read. `late`: whether they, and not Spark, find late rows."""
+        """The other outputs of its tasks that are read. `late`: whether tasks, and not Spark, find late rows."""
         node, graph = self.node, self.graph
         second = node.second_input
         streams = {LEFT: node.upstream} if second is None else {LEFT: node.upstream, RIGHT: second.upstream}
@@ -115,7 +115,7 @@ class OperatorInput:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the tasks of an operator give beside results."""
+    """The outputs of the tasks of an operator, apart from results."""
 
     bad: bool = False
     late: dict[str, StructType] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Outputs:
 
     @property
     def tags(self) -> Beside:
-        """All of them in the order in which `engine.subtask.Subtask` gives them."""
+        """All of them, in the order of `run.subtask.Subtask`."""
         late = {LATE: self.late.get(LEFT), LATE_RIGHT: self.late.get(RIGHT)}
         return {
             **({BAD: LETTERS} if self.bad else {}),
@@ -140,30 +140,30 @@ class Outputs:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """What an operator is given of one batch."""
+    """The input of an operator in one batch."""
 
     rows: DataFrame
-    """Those of its stream, with the key of an operator that has none, and with one zero and one NaN in key columns."""
+    """The rows of its stream, with the constant key of an operator without a key, and with one zero and one NaN in key columns."""
     clock: OperatorClock
     second: Callable[[SecondInput], DataFrame]
-    """The rows of its second input."""
+    """Returns the rows of its second input."""
     frame_of: Callable[[Node], DataFrame]
-    """The rows of any other stream."""
+    """Returns the rows of any other stream."""
     sort_key: Callable[[tuple[str, ...]], Column]
-    """The column that says where a row belongs, by its key columns; without any by the partition it was read in."""
+    """Returns the sort key of a row, by its key columns; without a key, by the partition in which the row was read."""
     every_subtask: Callable[[], Column]
-    """The same column for a row of which every subtask gets a copy."""
+    """Returns the sort key of a row of which every subtask gets a copy."""
 
 
 @dataclass(frozen=True)
 class TaskFrame:
-    """The rows for the tasks of an operator, with their `SORT_KEY`. What is made of them comes after."""
+    """The rows for the tasks of an operator, with their `SORT_KEY`."""
 
     rows: DataFrame
     order_by: tuple[Column, ...] = ()
     """The order of the rows within a task."""
     grouped_by: tuple[str, ...] | None = None
-    """The columns by which Spark has grouped the rows, so that its own shuffle may have put each row where it belongs."""
+    """The columns by which Spark has grouped the rows: its shuffle may already have put each row into its task."""
 
 
 @dataclass(frozen=True)
@@ -190,14 +190,12 @@ class CompiledOperator:
 
     @property
     def finds_late_rows(self) -> bool:
-        """Whether Spark finds its late rows, before any task sees them."""
+        """Whether Spark, and not a task, finds its late rows."""
         return False
 
     def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:  # noqa: ARG002
-        """The late ones of the rows of a batch, where `finds_late_rows`."""
-        raise InternalError(
-            f"operator {self.node.uid!r} was asked for what a {type(self).__name__} does not have"
-        )
+        """The late rows of a batch, where `finds_late_rows`."""
+        raise self._missing()
 
     @property
     def takes_history(self) -> bool:
@@ -205,14 +203,15 @@ class CompiledOperator:
         return False
 
     def grouped_history(self, rows: DataFrame) -> DataFrame:  # noqa: ARG002
-        """Rows of the past as those of a batch are grouped, where `takes_history`."""
-        raise InternalError(
-            f"operator {self.node.uid!r} was asked for what a {type(self).__name__} does not have"
-        )
+        """Rows of the past, grouped as those of a batch, where `takes_history`."""
+        raise self._missing()
 
     def history_tables(self, grouped: DataFrame) -> Mapping[str, DataFrame]:  # noqa: ARG002
-        """The rows of the tables of its state, by name, of what `grouped_history` gives."""
-        raise InternalError(
+        """The rows of the tables of its state by name, made of the result of `grouped_history`."""
+        raise self._missing()
+
+    def _missing(self) -> InternalError:
+        return InternalError(
             f"operator {self.node.uid!r} was asked for what a {type(self).__name__} does not have"
         )
 
@@ -235,7 +234,7 @@ def compiled(
     late: bool = True,
     **own: Any,
 ) -> CompiledOperator:
-    """An operator with its types; `own` are the fields of its kind. `late`: whether its tasks, and not Spark, find late rows."""
+    """Make a compiled operator; `own` are the fields of its class. `late`: whether tasks, and not Spark, find late rows."""
     return kind(
         given.node,
         spec,
@@ -249,24 +248,24 @@ def compiled(
 
 
 def check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
-    """Refuse an order by columns that are not there."""
+    """Refuse an order by missing columns."""
     check_order_columns(of, order_by, frame.columns)
 
 
 @dataclass(frozen=True)
 class BroadcastSide:
-    """The columns of a broadcast side and of the stream beside it. Made once: it takes many calls into the JVM."""
+    """The columns of a broadcast stream and of the operator's own stream. Made once: it takes many calls into the JVM."""
 
     names: tuple[str, ...]
     order_by: tuple[Column, ...]
     without_stream: tuple[Column, ...]
-    """What rows of the side have in the columns of the stream."""
+    """Nulls that rows of the broadcast stream have in the columns of the own stream."""
     without_side: tuple[Column, ...]
-    """What rows of the stream have in those of the side."""
+    """Nulls that rows of the own stream have in the columns of the broadcast stream."""
 
     @classmethod
     def of(cls, stream: DataFrame, side: DataFrame, order_by: tuple[Order, ...]) -> BroadcastSide:
-        """For a stream and a side with these columns."""
+        """Prepare the columns of both streams."""
         names = travelling_names(BROADCAST, side.columns)
         orders = [Order(names[side.columns.index(one.column)], one.descending) for one in order_by]
         return cls(
@@ -277,7 +276,7 @@ class BroadcastSide:
         )
 
     def beside(self, rows: DataFrame, side: DataFrame, everyone: Column) -> DataFrame:
-        """Rows of the stream, with their sort key behind their own columns, and a copy of each row of the side for every subtask."""
+        """The rows of the stream, whose last column is their sort key, and a copy of each broadcast row for every subtask."""
         names = travelling_names(BROADCAST, self.names)
         told = side.toDF(*names)
         if self.order_by:
@@ -290,13 +289,13 @@ class BroadcastSide:
 
 
 def every_subtask(parallelism: int) -> Column:
-    """For a row its copies, one for each subtask."""
+    """Makes a copy of a row for each subtask."""
     sort_keys = [F.lit(subtask_sort_key(subtask)).cast("long") for subtask in range(parallelism)]
     return F.explode(F.array(*sort_keys)).alias(SORT_KEY)
 
 
 def nulls_like(columns: StructType, names: Sequence[str]) -> tuple[Column, ...]:
-    """What a row of another kind has in these columns, which travel under these names."""
+    """Nulls that rows of another kind have in these columns, which travel under these names."""
     return tuple(
         F.lit(None).cast(field.dataType).alias(name)
         for field, name in zip(columns.fields, names, strict=True)
@@ -304,28 +303,28 @@ def nulls_like(columns: StructType, names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def in_order(order: Order) -> Column:
-    """A column by which rows are sorted."""
+    """The Spark column for an order."""
     column = F.col(quoted(order.column))
     return column.desc() if order.descending else column.asc()
 
 
 @dataclass(frozen=True)
 class SecondColumns:
-    """The columns of a second input and of the first beside it. Made once: it takes many calls into the JVM."""
+    """The columns of both inputs of an operator. Made once: it takes many calls into the JVM."""
 
     names: tuple[str, ...]
     keys: tuple[str, ...]
     float_keys: tuple[str, ...]
     order_by: tuple[Column, ...]
-    """Behind the orders of the first input, whose rows have null in these columns."""
+    """The order of the second input. It comes after that of the first input, whose rows have null in these columns."""
     without_left: tuple[Column, ...]
     without_right: tuple[Column, ...]
     event_time: TimeColumn | None = None
-    """The time of its rows, where the state of the operator lives by it."""
+    """The event time of its rows, where state has a time to live by it."""
 
     @classmethod
     def of(cls, node: Operator, second: SecondInput, left: DataFrame, right: DataFrame) -> SecondColumns:
-        """For inputs with these columns; refuses keys that do not fit."""
+        """Prepare the columns of both inputs; refuses keys of different types."""
         check_names(node.uid, "left", left)
         check_names(node.uid, "right", right)
         check_keys(right, second.keys, node.uid)
@@ -343,13 +342,13 @@ class SecondColumns:
 
     @property
     def as_input(self) -> RightInput:
-        """What tasks are told of it."""
+        """The second input as tasks see it."""
         return RightInput(self.names, self.keys, self.event_time)
 
     def beside(
         self, left: DataFrame, right: DataFrame, sort_key: Callable[[tuple[str, ...]], Column]
     ) -> DataFrame:
-        """The rows of both; those of the left input have their sort key behind their own columns."""
+        """The rows of both inputs. The last column of the left rows is their sort key."""
         own = normalised(right, self.float_keys).withColumn(SORT_KEY, sort_key(self.keys))
         names = travelling_names(FROM_RIGHT, self.names)
         mark = F.lit("true").cast("boolean").alias(FROM_RIGHT)
@@ -363,7 +362,7 @@ def _key_columns(frame: DataFrame, keys: tuple[str, ...]) -> list[KeyColumn]:
 
 
 def check_names(uid: str, which: str, frame: DataFrame) -> None:
-    """Refuse an input with two columns of one name: they could not be told apart on the way."""
+    """Refuse an input with two columns of one name, because they cannot be distinguished on the way to tasks."""
     times = Counter(name.lower() for name in frame.columns)
     twice = [name for name in frame.columns if times[name.lower()] > 1]
     if twice:
@@ -375,7 +374,7 @@ def check_names(uid: str, which: str, frame: DataFrame) -> None:
 
 
 def waking_all(rows: DataFrame, parallelism: int) -> DataFrame:
-    """Rows that have their sort key, and one for each subtask that has nothing but its own."""
+    """Add a row for each subtask that has only a sort key, and wakes the subtask."""
     subtasks = rows.sparkSession.range(parallelism)
     own = F.shiftleft(F.col("id"), GROUP_SHIFT).alias(SORT_KEY)
     columns = [

@@ -1,4 +1,4 @@
-"""`join` and `lookup` as Spark sees them: rows of both streams in one frame, in one shuffle by key. Driver."""
+"""The Spark side of `join` and `lookup`: the rows of both streams in one DataFrame, with one shuffle by key. Driver."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
+from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.operators.base import Node
@@ -37,15 +38,15 @@ class CompiledJoin(CompiledOperator):
     node: Join | Lookup
     second: SecondColumns
 
+    @override
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """The rows of both streams."""
         right = self.node.right
         rows = batch.rows.withColumn(SORT_KEY, batch.sort_key(self.node.keys))
         return TaskFrame(self.second.beside(rows, batch.second(right), batch.sort_key), self.second.order_by)
 
 
 def compile_join(node: Join, given: OperatorInput) -> CompiledOperator:
-    """Check a join against the columns there are; raises `ConfigError`."""
+    """Type a join against the columns of its streams; raises `ConfigError`."""
     left, right = given.frame, given.frame_of(node.right.upstream)
     second = _second(node, given)
     one = _input(node, node.upstream, left, node.keys, node.event_time)
@@ -55,7 +56,7 @@ def compile_join(node: Join, given: OperatorInput) -> CompiledOperator:
 
 
 def compile_lookup(node: Lookup, given: OperatorInput) -> CompiledOperator:
-    """Check a lookup against the columns there are; raises `ConfigError`."""
+    """Type a lookup against the columns of its streams; raises `ConfigError`."""
     left, right = given.frame, given.frame_of(node.right.upstream)
     second = _second(node, given)
     one = InputColumns(_columns(left), node.keys, None)

@@ -1,4 +1,4 @@
-"""Own code as Spark sees it: its rows, with those of its broadcast stream or second input beside them. Driver."""
+"""The Spark side of own code: its rows, with those of its broadcast stream or second input. Driver."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from penstock.state.keys import SORT_KEY
 
 @dataclass(frozen=True)
 class CompiledProcess(CompiledOperator):
-    """Own code, and the columns of the streams beside its own."""
+    """Own code, and the columns of its other streams."""
 
     node: ProcessOperator
     broadcast: BroadcastSide | None = None
     second: SecondColumns | None = None
 
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """All rows as they are, in the order that the user asked for."""
+        """The unchanged rows, in the order that the user has declared."""
         node = self.node
         rows = batch.rows.withColumn(SORT_KEY, batch.sort_key(node.keys))
         orders = [in_order(order) for order in node.order_by]
@@ -49,7 +49,7 @@ class CompiledProcess(CompiledOperator):
 
 
 def compile_process(node: ProcessOperator, given: OperatorInput) -> CompiledOperator:
-    """Check it against the columns there are; raises `ConfigError`."""
+    """Type it against the columns of its streams; raises `ConfigError`."""
     check_order(node.uid, node.order_by, given.frame)
     broadcast, second = _broadcast(node, given), _second(node, given)
     timed = node.lives_by_event_time
@@ -88,7 +88,7 @@ def _second(node: ProcessOperator, given: OperatorInput) -> SecondColumns | None
 
 
 def check_broadcast_names(uid: str, columns: Sequence[str]) -> None:
-    """Refuse a broadcast stream with two columns of one name: they could not be told apart on the way."""
+    """Refuse a broadcast stream with two columns of one name, because they cannot be distinguished on the way to tasks."""
     twice = [name for name, times in Counter(columns).items() if times > 1]
     if twice:
         raise ConfigError(

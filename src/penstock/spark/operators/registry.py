@@ -9,7 +9,6 @@ given to `register` before the job starts; and `stream.apply(lambda upstream: My
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -37,7 +36,7 @@ from penstock.wording import with_article
 
 
 def compile_top(node: Top, given: OperatorInput) -> CompiledOperator:
-    """Check it against the columns there are; refuses columns that are missing, or have no order that is Spark's."""
+    """Type it against the columns of its stream; raises `ConfigError` for columns that are missing, or cannot be ordered as Spark does."""
     frame = given.frame
     _check_names(node, frame)
     for argument, names in (
@@ -53,15 +52,8 @@ def compile_top(node: Top, given: OperatorInput) -> CompiledOperator:
 
 
 def _check_names(node: Top, frame: DataFrame) -> None:
-    times = Counter(name.lower() for name in frame.columns)
-    twice = [name for name in frame.columns if times[name.lower()] > 1]
-    if twice:
-        raise ConfigError(
-            f"operator {node.uid!r}: the rows have two columns {twice[0]!r}, of which top() could keep only one; rename one of them",
-            operator=node.uid,
-            column=twice[0],
-        )
-    if RANK.name in times:
+    check_names(node.uid, "only", frame)
+    if RANK.name in map(str.lower, frame.columns):
         raise ConfigError(
             f"operator {node.uid!r}: the rows have a column {RANK.name!r}, and top() adds one of this name; rename it before",
             operator=node.uid,
@@ -88,7 +80,7 @@ def _check_column(node: Top, frame: DataFrame, argument: str, name: str) -> None
 
 
 def compile_dedupe(node: Dedupe, given: OperatorInput) -> CompiledOperator:
-    """Check it against the columns there are; raises `ConfigError`."""
+    """Type it against the columns of its stream; raises `ConfigError`."""
     check_names(node.uid, "only", given.frame)
     time = event_time_of(node.upstream, given.frame, uid=node.uid, named=node.event_time)
     spec = DedupeSpec(given.columns, node.keys, time, node.within_us)
@@ -109,12 +101,12 @@ _COMPILES: dict[type[Operator], Callable[[Any, OperatorInput], CompiledOperator]
 
 
 def register(kind: type[_O], compiles: Callable[[_O, OperatorInput], CompiledOperator]) -> None:
-    """Add an operator: its class, and the function that compiles it."""
+    """Register the function that compiles a class of operators."""
     _COMPILES[kind] = compiles
 
 
 def compile_operator(given: OperatorInput) -> CompiledOperator:
-    """An operator with its types; raises `ConfigError` where it does not fit its input."""
+    """Compile an operator; raises `ConfigError` where it does not fit its input."""
     node = given.node
     for kind in type(node).__mro__:
         if kind in _COMPILES:

@@ -1,17 +1,16 @@
-"""Windows as Spark sees them: it puts rows into stretches of time, aggregates these, and finds rows that come too late. Driver."""
+"""The Spark side of windows: Spark puts rows into panes, aggregates these, and finds rows that come too late. Driver."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
+from typing_extensions import override
 
 from penstock.config import OnBadRecord
-from penstock.errors import ConfigError
 from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.base import LEFT
 from penstock.operators.event_time import OperatorClock, TimeColumn
@@ -35,14 +34,22 @@ from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.key_columns import quoted
 from penstock.spark.operators.aggregate_columns import describe, distinct_values, partials, partials_of_a_row
 from penstock.spark.operators.aggregate_values import DistinctValues, for_aggregates, with_arrival
-from penstock.spark.operators.base import BatchInput, CompiledOperator, OperatorInput, TaskFrame, compiled
+from penstock.spark.operators.base import (
+    BatchInput,
+    CompiledOperator,
+    OperatorInput,
+    TaskFrame,
+    check_names,
+    check_order,
+    compiled,
+)
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 
 def pane(windows: TimeWindows, time: Column, lateness_us: int, clock: OperatorClock) -> Column:
-    """The pane of a row, or the number that says that it comes too late. Nothing is computed of times that are no times."""
+    """The pane of a row, or `LATE` or `ABSURD`. Nothing is computed of an absurd time."""
     size_us, offset = windows.size_us, F.lit(windows.offset_us)
     newest = time - F.pmod(time - offset, F.lit(windows.every_us))
     late = newest <= F.lit(clock.closed_until_us(lateness_us) - size_us + 1)
@@ -52,19 +59,19 @@ def pane(windows: TimeWindows, time: Column, lateness_us: int, clock: OperatorCl
 
 
 def session_pane(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
-    """A stretch of a gap's length: rows in it are in one session."""
+    """The pane of a row, as long as the gap: all rows of a pane are in one session."""
     own = time - F.pmod(time, F.lit(gap_us))
     return F.when(_absurd(time, gap_us + lateness_us, clock), F.lit(ABSURD)).otherwise(own)
 
 
 def late_session(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
-    """Whether a row comes too late, unless its session has others that do not."""
+    """Whether a row comes too late, unless its session has other rows that do not."""
     late = time <= F.lit(clock.closed_until_us(lateness_us) - gap_us + 1)
     return _absurd(time, gap_us + lateness_us, clock) | late
 
 
 def _absurd(time: Column, longest_us: int, clock: OperatorClock) -> Column:
-    """No time, one too far ahead, or one that is so far away that nothing can be added to it."""
+    """Whether a time is missing, too far ahead of the clock, or so large that adding to it would overflow."""
     lowest, highest = LONG_AGO_US + longest_us, min(clock.latest_us, FAR_AWAY_US - 2 * longest_us)
     return time.isNull() | (time < F.lit(lowest)) | (time > F.lit(highest))
 
@@ -81,7 +88,7 @@ class CompiledTimeWindow(CompiledOperator):
 
     @property
     def placed_by(self) -> tuple[str, ...]:
-        """What says to which subtask a row goes. A tumbling window is a key of its own, so `groupBy` puts it where it belongs."""
+        """The columns that decide to which subtask a row goes. A tumbling window is a key of its own, so `groupBy` puts it there."""
         windows = self.spec.windows
         return (*self.node.keys, PANE) if windows.every_us == windows.size_us else self.node.keys
 
@@ -99,18 +106,18 @@ class CompiledTimeWindow(CompiledOperator):
             counted=_counted(self.node),
         )
 
+    @override
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """One row for each key and pane."""
         grouped, keys = self.grouped(batch.rows, batch.clock), self.placed_by
         return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
 
     @property
+    @override
     def finds_late_rows(self) -> bool:
-        """The watermark alone says which windows are over."""
         return True
 
     def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
-        """Of the rows of a batch those that come too late, as they came. A row without a key is a bad row, and not late."""
+        """The late rows of a batch, unchanged. A row without a key is a bad row, and not late."""
         return rows.where((self._pane(rows, clock) < F.lit(LONG_AGO_US)) & ~has_no_key(self.node.keys))
 
     def _pane(self, rows: DataFrame, clock: OperatorClock) -> Column:
@@ -120,7 +127,7 @@ class CompiledTimeWindow(CompiledOperator):
 
 @dataclass(frozen=True)
 class CompiledSession(CompiledOperator):
-    """Aggregates of sessions. Which rows are late is known only beside the state."""
+    """Aggregates of sessions. Tasks find the late rows, because that needs the state."""
 
     node: Window
     spec: SessionSpec
@@ -128,7 +135,7 @@ class CompiledSession(CompiledOperator):
     partials: tuple[Column, ...]
 
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """One row for each key and stretch of a gap's length; rows that may be late as they are."""
+        """One row for each key and pane; rows that may be late come unchanged."""
         keys, time, clock = (
             self.node.keys,
             in_microseconds(self.time, batch.rows),
@@ -154,14 +161,14 @@ class CompiledSession(CompiledOperator):
 
 @dataclass(frozen=True)
 class CompiledCount(CompiledOperator):
-    """Aggregates of every so many rows."""
+    """Aggregates of count windows."""
 
     partials: tuple[Column, ...]
     whole: tuple[str, ...]
-    """The columns of a row."""
+    """The columns of the stream."""
 
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """The partial aggregates of each row alone, and the row where bad rows are kept."""
+        """The partial aggregates of each row, and the row itself where bad rows are kept."""
         keys = self.node.keys
         kept = self.whole if self.on_bad_record is OnBadRecord.KEEP else keys
         rows = batch.rows.select(*map(quoted, kept), *self.partials)
@@ -170,16 +177,16 @@ class CompiledCount(CompiledOperator):
 
 @dataclass(frozen=True)
 class CompiledWindowCode(CompiledOperator):
-    """Own code over windows of any kind. Its tasks get the rows as they are."""
+    """Own code over windows of any kind. Its tasks get unchanged rows."""
 
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        """All rows. Where Spark has already grouped them by the key, they stay where they are."""
+        """All rows. Where Spark has already grouped them by the key, they are not shuffled again."""
         keys = self.node.keys
         return TaskFrame(batch.rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
 
 
 def compile_window(node: Window, given: OperatorInput) -> CompiledOperator:
-    """Check it against the columns there are; raises `ConfigError`."""
+    """Type it against the columns of its stream; raises `ConfigError`."""
     return _aggregates(node, given) if node.columns else _own_code(node, given)
 
 
@@ -226,7 +233,7 @@ def _aggregates(node: Window, given: OperatorInput) -> CompiledOperator:
 
 
 def _counted(node: Window) -> Column:
-    """Which rows count: those that are not late, and have a key."""
+    """Whether a row counts: it is not late, and has a key."""
     return (F.col(PANE) >= F.lit(LONG_AGO_US)) & ~has_no_key(node.keys)
 
 
@@ -240,26 +247,10 @@ def _result(node: Window, frame: DataFrame, times: tuple[StructField, ...]) -> S
 
 def _own_code(node: Window, given: OperatorInput) -> CompiledOperator:
     frame = given.frame
-    _check_columns(node, frame)
+    check_names(node.uid, "only", frame)
+    check_order(node.uid, node.order_by, frame)
     time = (
         None if node.counts_rows else event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
     )
     spec = node.code_spec(arrow_schema(frame.schema), given.key, time)
     return compiled(given, spec, from_arrow_schema(spec.output), CompiledWindowCode)
-
-
-def _check_columns(node: Window, frame: DataFrame) -> None:
-    times = Counter(name.lower() for name in frame.columns)
-    twice = [name for name in frame.columns if times[name.lower()] > 1]
-    if twice:
-        raise ConfigError(
-            f"operator {node.uid!r}: the rows have two columns {twice[0]!r}, of which a window could keep only one; rename one of them",
-            operator=node.uid,
-            column=twice[0],
-        )
-    missing = [order.column for order in node.order_by if order.column not in frame.columns]
-    if missing:
-        raise ConfigError(
-            f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}",
-            operator=node.uid,
-        )

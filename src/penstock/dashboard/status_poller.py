@@ -1,10 +1,11 @@
-"""Looking at all jobs of some storages, for many who ask: what was seen is kept, and looked at anew in threads. The dashboard's process.
+"""Reads the status of all jobs in some storages: threads read storage, requests get the last result. The dashboard's process.
 
-Each storage has a thread, so that one that does not answer holds up no other. While somebody asks, it looks every half second, and never
-for more than half of the time, however slow storage is. When nobody asks any more, it stands still. Whoever comes then waits for one look.
+Each storage has its own thread, so a storage that does not answer delays no other. While clients ask, the thread reads every half second,
+but never for more than half of the time, however slow the storage is. Without clients, the thread sleeps; the next client waits for one
+read.
 
-What was not looked at for a while is shown as it was last seen, and says so: `JobView.looked_at` stays, and `now` goes on. That is so of a
-storage that does not answer, and of one that is gone.
+A job that could not be read for a while is shown in its last known state and marked as such: `JobView.looked_at` stays, and `now` advances.
+This applies to a storage that does not answer and to one that is gone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
+from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
@@ -30,69 +32,69 @@ from penstock.wording import counted, duration
 _log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
-"""How often is looked, while somebody asks."""
+"""How often storage is read while clients ask."""
 FIND_EVERY_S = 2.0
-"""How often is looked whether there are other jobs."""
+"""How often storage is searched for new jobs."""
 ASLEEP_EVERY_S = 2.0
-"""How often is looked at a job that does not run."""
+"""How often a job that is not running is read."""
 WANTED_S = 3.0
-"""So long after somebody has asked, looking goes on."""
+"""How long reading goes on after the last request."""
 STALE_S = 5.0
-"""What was seen so long ago is not shown as if it were so now: somebody who asks waits for a new look, or is told the age."""
+"""An older result is not shown as current: a request waits for a new read, or the page shows its age."""
 PATIENCE_S = 10.0
-"""But not longer than this: then what there is is shown, with its age."""
+"""The longest wait for a new read; then the page shows the old result with its age."""
 CLOSE_S = 2.0
-_MOST_TOLD, _LONGEST_TOLD = 100, 200
+_MOST_LOGGED, _LONGEST_LOGGED = 100, 200
 
 
-class Looker(Protocol):
-    """What pages, REST and metrics ask. Answers come from memory, and are at most about a second old while somebody asks."""
+class JobViews(Protocol):
+    """What pages, REST and metrics read. Results come from memory, and are at most about a second old while clients ask."""
 
     def views(self) -> list[JobView]:
-        """All jobs, by name. One that is damaged is there all the same, as `unreadable`."""
+        """All jobs, by name. A damaged job is included as `unreadable`."""
         ...
 
     def view(self, job: str) -> JobView | None:
-        """The job of this name or id; None when there is none, or several have the name."""
+        """The job of this name or id; None if there is none, or if several have the name."""
         ...
 
     def found(self, job: str) -> FoundJob:
-        """Its storage, for those who ask it for something; raises `ConfigError` that says which jobs there are."""
+        """The storage of a job, for requests to it; raises `ConfigError` with the names of all jobs."""
         ...
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as it was seen last. The revision grows whenever it looks different."""
+    """The last known state of a job. The revision grows with every change."""
 
     job: FoundJob
     view: JobView
     revision: int
     looked_at: float
-    """By the clock that never goes back."""
+    """By the monotonic clock."""
 
 
 @dataclass(frozen=True)
 class _Sight:
-    """All that was seen at one time; never changed, so that it can be read without a lock."""
+    """The result of one read. It is immutable, so that it needs no lock."""
 
     seen: tuple[Seen, ...] = ()
     problems: tuple[str, ...] = ()
     at: float = float("-inf")
     of: tuple[object, ...] = ()
-    """Of all storages together: what was seen in each of them."""
+    """If this combines several storages: the result of each."""
 
 
-class StorageLooker:
-    """A `Looker` over some storages; `start` it before it is asked, `close` it at the end.
+class StatusPoller(JobViews):
+    """A `JobViews` over some storages; `start` it before it is asked, `close` it at the end.
 
-    What always holds: a method that is not `wait` returns at once; nothing that lies in a storage makes one raise.
+    Invariants: every method except `wait` returns at once; no content of a storage makes a method raise.
     """
 
     def __init__(
         self, places: Sequence[str], *, only: str | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`only`: the name of the one job that is shown, whatever else lies there."""
+        """`only`: the name of the single job to show."""
         self._clock = clock
         self._sight = _Sight()
         self._revision = 0
@@ -107,12 +109,12 @@ class StorageLooker:
         ]
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start one thread for each storage."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Look no more. A storage that does not answer is not waited for."""
+        """Stop the threads, without waiting for a storage that does not answer."""
         self._ended.set()
         self._asked.set()
         until = self._clock.monotonic() + CLOSE_S
@@ -121,40 +123,40 @@ class StorageLooker:
 
     # ── for those who ask ──────────────────────────────────────────────────────────────────────
 
+    @override
     def views(self) -> list[JobView]:
-        """See `Looker.views`."""
         return [one.view for one in self._now().seen]
 
+    @override
     def view(self, job: str) -> JobView | None:
-        """See `Looker.view`."""
         seen = self.seen(job)
         return None if seen is None else seen.view
 
+    @override
     def found(self, job: str) -> FoundJob:
-        """See `Looker.found`."""
         return job_of((one.job for one in self._now().seen), job)
 
     def seen(self, job: str) -> Seen | None:
-        """The same as `view`, with its revision."""
+        """The job of this name or id with its revision; None as in `view`."""
         matching = [one for one in self._now().seen if job in (one.job.name, one.job.id)]
         return matching[0] if len(matching) == 1 else None
 
     def all_seen(self) -> tuple[Seen, ...]:
-        """All jobs, by name."""
+        """All jobs with their revisions, by name."""
         return self._now().seen
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with a storage as a whole, for people."""
+        """The problems of storages as a whole, for people."""
         return self._now().problems
 
     def is_fresh(self) -> bool:
-        """Whether what is kept can be shown; if not, `wait` in a thread before. A look that takes long is not waited for a second time."""
+        """Whether the last result is recent enough; if not, call `wait` in a thread. A slow read is not waited for twice."""
         now = self._clock.monotonic()
         return all(now - place.sight.at < STALE_S or place.takes_long(now) for place in self._places)
 
     def wait(self) -> None:
-        """Wait until what is kept can be shown, or patience ends. Never in the thread of an event loop."""
+        """Wait until the result is recent, for at most `PATIENCE_S`. Never call it in an event loop."""
         self._want()
         with self._looked:
             self._looked.wait_for(self.is_fresh, PATIENCE_S)
@@ -177,16 +179,16 @@ class StorageLooker:
             self._asked.set()
 
     def _together(self, sights: tuple[_Sight, ...], now: float) -> _Sight:
-        """All storages, each as it was last seen."""
+        """Combine the last results of all storages."""
         by_uri = {one.job.storage.uri: one for sight in sights for one in sight.seen}
         times = Counter(one.job.name for one in by_uri.values())
-        seen = [self._aged(_told_apart(one, times), now) for one in by_uri.values()]
+        seen = [self._aged(_with_unique_id(one, times), now) for one in by_uri.values()]
         problems = [text for place in self._places for text in place.problems(now)]
         in_order = sorted(seen, key=lambda one: (one.job.name, one.job.place))
         return _Sight(tuple(in_order), tuple(problems), now, sights)
 
     def _aged(self, seen: Seen, now: float) -> Seen:
-        """What was not looked at for a while looks different every few seconds: it gets older."""
+        """Give an old result a new revision, so that pages show its age."""
         if now - seen.looked_at < STALE_S:
             return seen
         self._revision += 1
@@ -211,7 +213,7 @@ class StorageLooker:
             self._looked.notify_all()
 
     def look(self) -> None:
-        """Look at everything that may have changed. By one thread, of a looker that is never started."""
+        """Read everything that may have changed. Only for a poller that is never started, in one thread."""
         for place in self._places:
             place.look()
 
@@ -220,8 +222,8 @@ def _is_another(one: object, other: object) -> bool:
     return one is not other
 
 
-def _told_apart(seen: Seen, times: Counter[str]) -> Seen:
-    """The ids of two jobs of one name are made of their places, too."""
+def _with_unique_id(seen: Seen, times: Counter[str]) -> Seen:
+    """Make the ids of two jobs with the same name different, by their storage."""
     wanted = job_id(seen.job.name, seen.job.storage.uri if times[seen.job.name] > 1 else "")
     if seen.job.id == wanted:
         return seen
@@ -229,7 +231,7 @@ def _told_apart(seen: Seen, times: Counter[str]) -> Seen:
 
 
 class _Place:
-    """One storage. It is looked at by one thread, and what was seen is read by others."""
+    """One storage. One thread reads it, others use the result."""
 
     def __init__(self, place: str, only: str | None, clock: Clock, looked: Callable[[], None]) -> None:
         self.sight = _Sight()
@@ -239,38 +241,38 @@ class _Place:
         self._looked = looked
         self._watchers: dict[str, _Watched] = {}
         self._identity: _Identity = None
-        """Of the folder in which jobs were found: where another one, or none, is in its place, they are not deleted but away."""
+        """The identity of the folder with the jobs. If it changes or vanishes, the jobs are unavailable, not deleted."""
         self._revision = 0
         self._found_at = float("-inf")
         self._looking_since = float("inf")
-        """When the look began that is under way."""
-        self._told: set[tuple[str, str]] = set()
-        """Jobs that could not be looked at, and why."""
+        """When the read in progress began."""
+        self._logged: set[tuple[str, str]] = set()
+        """The jobs that could not be read, and why."""
 
     def takes_long(self, now: float) -> bool:
-        """Whether a look that is under way has taken so long that nobody waits for it."""
+        """Whether the read in progress is so slow that requests do not wait for it."""
         return now - self._looking_since > STALE_S
 
     def problems(self, now: float) -> tuple[str, ...]:
-        """What is wrong with the storage by now."""
+        """The current problems of the storage."""
         if not self.takes_long(now):
             return self.sight.problems
         how_long = duration(round(now - self._looking_since))
         shown = (
-            "what is shown of its jobs was last seen before that"
+            "its jobs are shown in their last known state"
             if self.sight.seen
-            else "no job of it was seen yet"
+            else "its jobs are not known yet"
         )
         return (*self.sight.problems, f"{self._place} has not answered for {how_long}; {shown}")
 
     def look(self) -> None:
-        """Look at everything that may have changed."""
+        """Read everything that may have changed."""
         self._looking_since = self._clock.monotonic()
         before = {one.job.storage.uri: one for one in self.sight.seen}
         try:
             problems = self._find()
             seen = tuple(self._seen(*one, before.get(uri)) for uri, one in self._watchers.items())
-        except _AwayError as error:  # its jobs are shown as they were last seen
+        except _AwayError as error:  # its jobs keep their last known state
             problems, seen = (str(error),), self.sight.seen
             self._found_at = float("-inf")
         self.sight = _Sight(seen, problems, self._clock.monotonic())
@@ -288,7 +290,7 @@ class _Place:
         if self._watchers and not jobs and not linked and (identity is None or identity != self._identity):
             raise _AwayError(
                 f"{self._place} is gone, or another folder is in its place: is it mounted? "
-                f"{counted(len(self._watchers), 'job')} of it can be seen no more"
+                f"The last known state of {counted(len(self._watchers), 'job')} is shown"
             )
         self._identity = identity
         self._found_at = self._clock.monotonic()
@@ -314,8 +316,8 @@ class _Place:
         now = self._clock.wall()
         try:
             return watcher.look(now)
-        except Exception as error:  # noqa: BLE001 - whatever lies there: the other jobs are shown all the same
-            self._tell_once(job, error)
+        except Exception as error:  # noqa: BLE001 - a damaged job must not hide the others
+            self._log_once(job, error)
             return JobView(
                 id=job.id,
                 name=job.name,
@@ -326,12 +328,12 @@ class _Place:
                 unreadable=(f"{type(error).__name__}: {error}",),
             )
 
-    def _tell_once(self, job: FoundJob, error: Exception) -> None:
-        """A log that says it twice a second would fill the disk."""
-        told = (job.storage.uri, repr(error)[:_LONGEST_TOLD])
-        if told not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(told)
-            _log.exception("job %s in %s cannot be looked at", job.name, job.storage.uri)
+    def _log_once(self, job: FoundJob, error: Exception) -> None:
+        """Log each error once: twice a second would fill the disk."""
+        logged = (job.storage.uri, repr(error)[:_LONGEST_LOGGED])
+        if logged not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(logged)
+            _log.exception("job %s in %s cannot be read", job.name, job.storage.uri)
 
 
 _Watched = tuple[FoundJob, JobWatcher]
@@ -339,11 +341,11 @@ _Identity = tuple[int, int] | None
 
 
 class _AwayError(Exception):
-    """A storage does not answer, or is gone."""
+    """A storage does not answer or is gone."""
 
 
 def _identity(place: str) -> _Identity:
-    """Of a folder; None where there is none, or the storage has no such thing."""
+    """Device and inode of a folder; None if there is none, or the storage is not local."""
     opened = open_storage(place)
     if not isinstance(opened, LocalStorage):
         return None
@@ -355,7 +357,7 @@ def _identity(place: str) -> _Identity:
 
 
 def _known(kept: dict[str, _Watched], job: FoundJob) -> _Watched | None:
-    """Who watches it already: what was read once is not read again. Storages are not compared: each look opens its own."""
+    """The existing watcher of a job, which caches what it has read."""
     watched = kept.get(job.storage.uri)
     if watched is None or (watched[0].id, watched[0].place) != (job.id, job.place):
         return None

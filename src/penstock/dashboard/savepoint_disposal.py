@@ -1,15 +1,16 @@
-"""Deleting a savepoint, for `flink savepoint -dispose`. The dashboard's process.
+"""Shows savepoints, and deletes them for the Savepoints page and for `flink savepoint -dispose`. The dashboard's process.
 
-What always holds:
-1. Only what has a readable manifest of ours is a savepoint, and only the files that it names are deleted, then the manifest
-   itself, and the folder if nothing else is in it.
-2. Nothing is deleted in the storage of a job, nor behind a link inside the folder. The folder is held open from the first look to the
-   last deed: whatever takes its place meanwhile is not touched.
-3. The manifest goes last: a disposal that was interrupted can be repeated.
-4. Whoever can write a manifest can name any file beside it. So the folder, the manifest and every file must have one owner, and each
-   file that is there the size and checksum that the manifest says.
-5. Only what lies below a folder that this server may use is deleted, and what was deleted for whom is recorded before, in the journal of
-   the job and in the log.
+Invariants:
+1. Only a folder with a readable manifest of Penstock is a savepoint. Only the files that it names are deleted, then the manifest, and then
+   the folder if it is empty.
+2. Nothing is deleted in the storage of a job, nor through a link inside the folder. The folder is held open from the first check to the
+   last deletion: a folder that takes its place meanwhile is not touched.
+3. The manifest is deleted last, so an interrupted disposal can be repeated.
+4. A forged manifest could name any file beside it. So the folder, the manifest and every file must have the same owner, and each existing
+   file must have the size and checksum of the manifest.
+5. Only savepoints below a folder that this server may use are deleted. The journal of the job and the log record what is deleted and for
+   whom, before it happens.
+6. A folder is only read or deleted for a page if the job's journal names it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.looking import Seen
+from penstock.dashboard.status_poller import Seen
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.ownership.claim import JOB_FILE
@@ -59,10 +60,10 @@ _NO_RUN = 0
 
 
 def dispose(path: str, jobs: Sequence[FoundJob], *, folders: Sequence[str], by: str, now: float) -> int:
-    """Delete the savepoint at a path or `file:` URI; says how many files that were. `jobs`: all that are known.
+    """Delete the savepoint at a path or `file:` URI; returns the number of files. `jobs`: all known jobs.
 
-    `folders`: below these, and beside a job, savepoints may be deleted. Raises `ConfigError`, `CorruptStateError` or
-    `IncompatibleStateError` when it is none, or none that may be deleted; nothing is deleted then.
+    `folders`: savepoints below these, and beside a job, may be deleted. Raises `ConfigError`, `CorruptStateError` or
+    `IncompatibleStateError` if it is no savepoint or may not be deleted; then nothing is deleted.
     """
     folder = opened(path)
     try:
@@ -75,31 +76,31 @@ def dispose(path: str, jobs: Sequence[FoundJob], *, folders: Sequence[str], by: 
             files = list(manifest.files)
             _refuse_of_others(held, folder, files)
             names = [*(file.path for file in files), MANIFEST]
-            told = SavepointDeleted(at=now, run=_NO_RUN, folder=shown(folder), by=by, files=len(names))
-            _record(told, [job for job in jobs if job.name == manifest.origin.job])
+            event = SavepointDeleted(at=now, run=_NO_RUN, folder=shown(folder), by=by, files=len(names))
+            _record(event, [job for job in jobs if job.name == manifest.origin.job])
             return _deleted(held, folder, names)
     except OSError as error:
         raise UnavailableError(
-            f"the savepoint {shown(folder)} could not be deleted, or not all of it: {error}; its manifest goes last, so see to it that it "
-            "can be written there, and ask again",
+            f"the savepoint {shown(folder)} could not be deleted completely: {error}; its manifest is deleted last, so make the folder "
+            "writable and try again",
             folder=shown(folder),
         ) from error
 
 
 def _refuse_of_others(held: HeldFolder, folder: LocalStorage, files: Iterable[SavedFile]) -> None:
-    """A manifest that somebody else has put there, or that names what the savepoint did not have, deletes nothing."""
+    """Refuse a manifest of another user, and files that do not belong to the savepoint."""
     with held.opened(MANIFEST) as manifest:
         if os.fstat(manifest.fileno()).st_uid != held.owner:
-            raise _not_its_own(folder, MANIFEST, "it belongs to another user than its folder")
+            raise _not_its_own(folder, MANIFEST, "its owner is not the owner of the folder")
     for file in files:
         try:
             with held.opened(file.path) as found:
                 if os.fstat(found.fileno()).st_uid != held.owner:
-                    raise _not_its_own(folder, file.path, "it belongs to another user than its folder")
+                    raise _not_its_own(folder, file.path, "its owner is not the owner of the folder")
                 if os.fstat(found.fileno()).st_size != file.size or _checksum(found) != file.checksum:
-                    raise _not_its_own(folder, file.path, "it has not the size and checksum of the manifest")
+                    raise _not_its_own(folder, file.path, "its size or checksum differs from the manifest")
         except FileNotFoundError:
-            continue  # a disposal that was interrupted
+            continue  # an interrupted disposal deleted it already
         except BehindLinkError as error:
             raise _behind_a_link(folder, file.path) from error
 
@@ -113,17 +114,17 @@ def _checksum(file: BinaryIO) -> str:
 
 def _not_its_own(folder: LocalStorage, name: str, why: str) -> ConfigError:
     return ConfigError(
-        f"{name} in {shown(folder)} is not of the savepoint: {why}; nothing was deleted; look at what it is, and delete it by hand",
+        f"{name} in {shown(folder)} does not belong to the savepoint: {why}; nothing was deleted; check the file, and delete it by hand",
         name=name,
     )
 
 
-def _record(told: SavepointDeleted, jobs: Iterable[FoundJob]) -> None:
-    """Before anything is deleted: where this fails, nothing is."""
-    _log.warning("savepoint %r is deleted, %s, for %s", told.folder, counted(told.files, "file"), told.by)
+def _record(event: SavepointDeleted, jobs: Iterable[FoundJob]) -> None:
+    """Log the deletion and write it to the journal. If this fails, nothing is deleted."""
+    _log.warning("deleting savepoint %r, %s, for %s", event.folder, counted(event.files, "file"), event.by)
     for job in jobs:
-        name = segment_name(told.at, SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS), budget_of(told), 1)
-        job.storage.put(name, msgspec.json.encode(told) + b"\n")
+        name = segment_name(event.at, SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS), budget_of(event), 1)
+        job.storage.put(name, msgspec.json.encode(event) + b"\n")
 
 
 def _held(folder: LocalStorage) -> HeldFolder:
@@ -131,18 +132,18 @@ def _held(folder: LocalStorage) -> HeldFolder:
         return HeldFolder(folder.root)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"{folder.uri} is no savepoint: nothing is there; check the path", folder=folder.uri
+            f"{folder.uri} is no savepoint: the folder does not exist; check the path", folder=folder.uri
         ) from error
 
 
 def _manifest(held: HeldFolder, folder: LocalStorage) -> Manifest:
-    """That of the folder which is held; what the path leads to by now only says in words why there is none."""
+    """The manifest of the held folder. The path may lead elsewhere by now, so it is only read to explain a missing manifest."""
     _refuse_behind_a_link(held, folder, MANIFEST)
     if held.is_file(MANIFEST):
         return checked_manifest(held.read(MANIFEST, MOST_BYTES), folder)
     read_manifest(folder)
     raise ConfigError(
-        f"{folder.uri} has become another folder; nothing was deleted; ask again", folder=folder.uri
+        f"{folder.uri} was replaced by another folder; nothing was deleted; try again", folder=folder.uri
     )
 
 
@@ -152,44 +153,44 @@ def _deleted(held: HeldFolder, folder: LocalStorage, names: Sequence[str]) -> in
             held.delete(name)
         except BehindLinkError as error:
             raise ConfigError(
-                f"{name} in {shown(folder)} lies behind a link that has come in this moment: {counted(done, 'file')} of the savepoint "
-                "were deleted, and nothing behind the link; see who makes links there, then ask again",
+                f"{name} in {shown(folder)} is reached through a link that appeared just now: {counted(done, 'file')} of the savepoint "
+                "were deleted, and nothing beyond the link; find out what makes links there, then try again",
                 name=name,
             ) from error
-    held.remove_if_empty()  # unless somebody else's files are in it
+    held.remove_if_empty()  # unless it has other files
     return len(names)
 
 
 def opened(path: str) -> LocalStorage:
-    """The folder at an absolute path, or a `file:` URI."""
+    """The folder at an absolute path or `file:` URI."""
     if not path.startswith(("/", "file:/")):
         raise ConfigError(
-            f"{path!r} is no absolute path: what it means depends on where a process was started; nothing was done; give a path that "
-            "begins with /, or a file: URI",
+            f"{path!r} is not an absolute path; nothing was done; give a path that "
+            "starts with /, or a file: URI",
             path=path,
         )
     try:
         folder = open_storage(path)
         folder.size(MANIFEST)
-    except (OSError, ValueError) as error:  # a name that is too long, or has a zero in it
+    except (OSError, ValueError) as error:  # the name is too long, or contains a null byte
         raise ConfigError(
             f"{path[:100]!r} cannot be a folder: {error}; nothing was done; choose another path"
         ) from error
-    assert isinstance(folder, LocalStorage)  # there is no other kind behind these
+    assert isinstance(folder, LocalStorage)  # these paths have no other kind of storage
     return folder
 
 
 def _refuse_in_a_job(held: HeldFolder, path: str) -> None:
-    """Also in one that nobody has told this server of."""
+    """Refuse a folder in the storage of any job, even one that this server does not show."""
     if held.lies_below(JOB_FILE):
         raise ConfigError(
-            f"{path} lies in the storage of a job: nothing was deleted; what lies there is the job's own business",
+            f"{path} is in the storage of a job, and only the job deletes files there; nothing was deleted",
             path=path,
         )
 
 
 def _refuse_behind_a_link(held: HeldFolder, folder: LocalStorage, name: str) -> None:
-    """Before anything is deleted; should a link come later, the deed refuses."""
+    """Refuse links before anything is deleted; `_deleted` refuses links that appear later."""
     try:
         held.is_file(name)
     except BehindLinkError as error:
@@ -198,8 +199,8 @@ def _refuse_behind_a_link(held: HeldFolder, folder: LocalStorage, name: str) -> 
 
 def _behind_a_link(folder: LocalStorage, name: str) -> ConfigError:
     return ConfigError(
-        f"{name} in {shown(folder)} is a link, or lies behind one: nothing was deleted; Penstock makes no links in savepoints, so look at "
-        "what it is, and delete it by hand",
+        f"{name} in {shown(folder)} is a link, or is reached through one; nothing was deleted; Penstock makes no links in savepoints, "
+        "so check the file, and delete it by hand",
         name=name,
     )
 
@@ -207,25 +208,25 @@ def _behind_a_link(folder: LocalStorage, name: str) -> ConfigError:
 # ── the page of savepoints ─────────────────────────────────────────────────────────────────────────
 
 LARGEST_MANIFEST_BYTES = 16 << 20
-"""A larger one is not looked into here: `penstock state` does that."""
+"""A larger manifest is not read here; `penstock inspect` reads it."""
 
 
 def known_folder(seen: Seen, folder: str) -> str:
-    """The folder, if the job's journal names it; 404 if not."""
+    """The folder, if the job's journal names it; else 404."""
     if folder in seen.view.savepoints:
         return folder
     raise HTTPException(
-        404, f"the journal of job {seen.view.name} knows no savepoint {folder[:200]!r}; nothing was done"
+        404, f"the journal of job {seen.view.name} names no savepoint {folder[:200]!r}; nothing was done"
     )
 
 
 def look_into(seen: Seen, folder: str, folders: Sequence[str]) -> Contents | str:
-    """What is in a savepoint, or why that cannot be shown."""
+    """The contents of a savepoint, or why they cannot be shown."""
     try:
         refuse_outside(folder, [(seen.job.storage, seen.job.name)], folders)
         found = opened(folder).size(MANIFEST) or 0
         if found > LARGEST_MANIFEST_BYTES:
-            return f"{MANIFEST} has {size(found)}, too much for this page; use penstock state {folder}"
+            return f"{MANIFEST} has {size(found)}, too much for this page; use penstock inspect {folder}"
         return savepoint_contents(folder)
     except PenstockError as error:
         return str(error)
@@ -241,7 +242,7 @@ def savepoint_routes(
         try:
             fields = dict(parse_qsl((await request.body()).decode(), max_num_fields=10))
         except ValueError as error:
-            raise HTTPException(400, f"what was sent cannot be understood: {error}") from error
+            raise HTTPException(400, f"the body cannot be decoded: {error}; nothing was done") from error
         folder = known_folder(seen, fields.get("folder", ""))
         by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
         try:

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from builders.dashboard_site import StoredJob
-from penstock.dashboard import looking
+from penstock.dashboard import status_poller
 from penstock.dashboard.flink.job_details import jobs_overview
 from penstock.dashboard.json_models import overview as overview_twin
-from penstock.dashboard.looking import ASLEEP_EVERY_S, FIND_EVERY_S, STALE_S, StorageLooker
 from penstock.dashboard.metrics import exposition
 from penstock.dashboard.pages import overview as overview_page
 from penstock.dashboard.pages.render import PageFrame
+from penstock.dashboard.status_poller import ASLEEP_EVERY_S, FIND_EVERY_S, STALE_S, StatusPoller
 from penstock.errors import ConfigError
 from penstock.status.health import needs_attention, verdict
 from penstock.status.jobs import FoundJob
@@ -32,31 +32,31 @@ def test_answers_come_from_memory(tmp_path: Path) -> None:
     """However often one asks: storage is not touched before the next look."""
     StoredJob(tmp_path)
     clock = VirtualClock()
-    looker = StorageLooker([str(tmp_path)], clock=clock)
-    looker.look()
+    poller = StatusPoller([str(tmp_path)], clock=clock)
+    poller.look()
     shutil.rmtree(tmp_path / "views")
     for _ in range(1000):
-        assert [view.name for view in looker.views()] == ["views"]
-        assert looker.view("views") is not None
+        assert [view.name for view in poller.views()] == ["views"]
+        assert poller.view("views") is not None
     clock.sleep(FIND_EVERY_S)
-    looker.look()
-    assert looker.views() == []
-    assert looker.view("views") is None
+    poller.look()
+    assert poller.views() == []
+    assert poller.view("views") is None
 
 
 def test_a_job_is_found_by_name_and_id(tmp_path: Path) -> None:
     """Two of one name are told apart by their ids; the name alone is refused then."""
     for place in ("a", "b"):
         StoredJob(tmp_path / place)
-    looker = StorageLooker([str(tmp_path / "a"), str(tmp_path / "b")])
-    looker.look()
-    one, other = looker.views()
+    poller = StatusPoller([str(tmp_path / "a"), str(tmp_path / "b")])
+    poller.look()
+    one, other = poller.views()
     assert one.id != other.id
-    assert looker.view(one.id) == one
-    assert looker.view("views") is None
-    assert looker.found(other.id).place == str(tmp_path / "b")
+    assert poller.view(one.id) == one
+    assert poller.view("views") is None
+    assert poller.found(other.id).place == str(tmp_path / "b")
     with pytest.raises(ConfigError, match=r"there are 2 jobs 'views'.*ask by the id"):
-        looker.found("views")
+        poller.found("views")
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_damaged_job_is_in_nobodys_way(tmp_path: Path, name: str, damage: byte
     damaged = StoredJob(tmp_path, "damaged")
     damaged.complete(1)
     damaged.storage.put(name, damage)
-    looker = StorageLooker([str(tmp_path)])
-    looker.look()
-    assert [view.name for view in looker.views()] == ["damaged", "sound"]
-    sound = looker.view("sound")
+    poller = StatusPoller([str(tmp_path)])
+    poller.look()
+    assert [view.name for view in poller.views()] == ["damaged", "sound"]
+    sound = poller.view("sound")
     assert sound is not None
     assert sound.unreadable == ()
 
@@ -92,13 +92,13 @@ def test_what_nobody_has_thought_of_is_shown_as_unreadable(
 
         return Watcher()
 
-    monkeypatch.setattr(looking, "JobWatcher", broken)
-    looker = StorageLooker([str(tmp_path)])
-    looker.look()
-    (view,) = looker.views()
+    monkeypatch.setattr(status_poller, "JobWatcher", broken)
+    poller = StatusPoller([str(tmp_path)])
+    poller.look()
+    (view,) = poller.views()
     assert view.state is JobState.UNREADABLE
     assert view.unreadable == ("KeyError: 'views'",)
-    looker.look()
+    poller.look()
     assert len(caplog.records) == 1
 
 
@@ -113,13 +113,13 @@ def test_a_storage_that_hangs_does_not_hold_up_the_end(
         going_on.wait()
         return []
 
-    monkeypatch.setattr(looking, "find_jobs", hanging)
-    monkeypatch.setattr(looking, "CLOSE_S", 0.01)
-    looker = StorageLooker([str(tmp_path)])
-    looker.start()
-    looker.views()
+    monkeypatch.setattr(status_poller, "find_jobs", hanging)
+    monkeypatch.setattr(status_poller, "CLOSE_S", 0.01)
+    poller = StatusPoller([str(tmp_path)])
+    poller.start()
+    poller.views()
     assert began.wait(PATIENCE_S)
-    closing = threading.Thread(target=looker.close, daemon=True)
+    closing = threading.Thread(target=poller.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
     is_closed = not closing.is_alive()
@@ -134,16 +134,16 @@ def test_a_job_that_becomes_a_link_is_shown_no_more(tmp_path: Path) -> None:
     StoredJob(elsewhere, "sales")
     away.mkdir()
     clock = VirtualClock()
-    looker = StorageLooker([str(store), str(away)], clock=clock)
-    looker.look()
+    poller = StatusPoller([str(store), str(away)], clock=clock)
+    poller.look()
     (store / "views").rename(tmp_path / "aside")
     (store / "views").symlink_to(elsewhere / "sales")
     away.rmdir()
     away.write_bytes(b"no folder")
     clock.sleep(FIND_EVERY_S)
-    looker.look()
-    assert looker.views() == []
-    assert any("views in" in text and "is a link to" in text for text in looker.problems)
+    poller.look()
+    assert poller.views() == []
+    assert any("views in" in text and "is a link to" in text for text in poller.problems)
 
 
 @pytest.mark.parametrize("odd", ["folder", "file"])
@@ -153,10 +153,10 @@ def test_a_folder_that_cannot_be_looked_at_hides_no_job(tmp_path: Path, odd: str
     circle = tmp_path / "circle" if odd == "folder" else tmp_path / "other" / "job.json"
     circle.parent.mkdir(exist_ok=True)
     circle.symlink_to(circle)
-    looker = StorageLooker([str(tmp_path)])
-    looker.look()
-    assert [view.name for view in looker.views()] == ["views"]
-    assert looker.problems == ()
+    poller = StatusPoller([str(tmp_path)])
+    poller.look()
+    assert [view.name for view in poller.views()] == ["views"]
+    assert poller.problems == ()
 
 
 def test_a_storage_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
@@ -164,43 +164,43 @@ def test_a_storage_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
     clock = VirtualClock()
     StoredJob(tmp_path / "a")
     StoredJob(tmp_path / "b", "orders")
-    looker = StorageLooker([str(tmp_path / "a"), str(tmp_path / "b")], clock=clock)
-    looker.look()
+    poller = StatusPoller([str(tmp_path / "a"), str(tmp_path / "b")], clock=clock)
+    poller.look()
     (tmp_path / "b").rename(tmp_path / "away")
     (tmp_path / "b").write_text("a file")
     clock.sleep(FIND_EVERY_S)
-    looker.look()
-    assert [view.name for view in looker.views()] == ["orders", "views"]
-    assert len(looker.problems) == 1
-    assert str(tmp_path / "b") in looker.problems[0]
+    poller.look()
+    assert [view.name for view in poller.views()] == ["orders", "views"]
+    assert len(poller.problems) == 1
+    assert str(tmp_path / "b") in poller.problems[0]
     (tmp_path / "b").unlink()
     (tmp_path / "away").rename(tmp_path / "b")
     clock.sleep(FIND_EVERY_S)
-    looker.look()
-    assert not looker.problems
+    poller.look()
+    assert not poller.problems
 
 
 def test_only_one_job_may_be_wanted(tmp_path: Path) -> None:
     """Beside a driver no other job is shown."""
     StoredJob(tmp_path)
     StoredJob(tmp_path, "orders")
-    looker = StorageLooker([str(tmp_path)], only="orders")
-    looker.look()
-    assert [view.name for view in looker.views()] == ["orders"]
+    poller = StatusPoller([str(tmp_path)], only="orders")
+    poller.look()
+    assert [view.name for view in poller.views()] == ["orders"]
 
 
 def test_a_revision_grows_when_something_looks_different(tmp_path: Path) -> None:
     """The time alone is no change."""
     job = StoredJob(tmp_path)
     clock = VirtualClock()
-    looker = StorageLooker([str(tmp_path)], clock=clock)
+    poller = StatusPoller([str(tmp_path)], clock=clock)
     revisions = []
     for step in ("first", "the same", "new"):
         if step == "new":
             job.complete(1)
         clock.sleep(ASLEEP_EVERY_S)
-        looker.look()
-        (seen,) = looker.all_seen()
+        poller.look()
+        (seen,) = poller.all_seen()
         revisions.append(seen.revision)
     assert revisions[0] == revisions[1] < revisions[2]
 
@@ -210,40 +210,40 @@ def test_one_that_is_over_is_looked_at_less_often(tmp_path: Path) -> None:
     job = StoredJob(tmp_path)
     job.end()
     clock = VirtualClock()
-    looker = StorageLooker([str(tmp_path)], clock=clock)
-    looker.look()
+    poller = StatusPoller([str(tmp_path)], clock=clock)
+    poller.look()
     job.complete(1)
     clock.sleep(ASLEEP_EVERY_S / 2)
-    looker.look()
-    assert looker.views()[0].checkpoints == ()
+    poller.look()
+    assert poller.views()[0].checkpoints == ()
     clock.sleep(ASLEEP_EVERY_S)
-    looker.look()
-    assert len(looker.views()[0].checkpoints) == 1
+    poller.look()
+    assert len(poller.views()[0].checkpoints) == 1
 
 
 def test_nobody_asks_and_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread stands still, and whoever comes later waits for one new look."""
-    monkeypatch.setattr(looking, "WANTED_S", 0.05)
-    monkeypatch.setattr(looking, "EVERY_S", 0.02)
+    monkeypatch.setattr(status_poller, "WANTED_S", 0.05)
+    monkeypatch.setattr(status_poller, "EVERY_S", 0.02)
     job = StoredJob(tmp_path)
-    looker = StorageLooker([str(tmp_path)])
-    looker.start()
+    poller = StatusPoller([str(tmp_path)])
+    poller.start()
     try:
-        looker.wait()
+        poller.wait()
         for _ in tries(0.05):
-            if not looker._asked.is_set():
+            if not poller._asked.is_set():
                 break
         job.live(batch=9)
-        monkeypatch.setattr(looking, "ASLEEP_EVERY_S", 0.0)
-        monkeypatch.setattr(looking, "STALE_S", 0.0)  # what there is is too old
-        monkeypatch.setattr(looking, "PATIENCE_S", 0.5)
-        looker.wait()
-        view = looker.view("views")
+        monkeypatch.setattr(status_poller, "ASLEEP_EVERY_S", 0.0)
+        monkeypatch.setattr(status_poller, "STALE_S", 0.0)  # what there is is too old
+        monkeypatch.setattr(status_poller, "PATIENCE_S", 0.5)
+        poller.wait()
+        view = poller.view("views")
         assert view is not None
         assert view.live is not None
         assert view.live.batch == 9
     finally:
-        looker.close()
+        poller.close()
 
 
 def test_a_look_that_takes_long_is_not_waited_for_again(
@@ -252,10 +252,10 @@ def test_a_look_that_takes_long_is_not_waited_for_again(
     """What was seen before is shown meanwhile, with its age."""
     StoredJob(tmp_path)
     clock = VirtualClock()
-    looker = StorageLooker([str(tmp_path)], clock=clock)
-    looker.look()
+    poller = StatusPoller([str(tmp_path)], clock=clock)
+    poller.look()
     clock.sleep(STALE_S + 1)
-    assert not looker.is_fresh()
+    assert not poller.is_fresh()
     going_on, began = threading.Event(), threading.Event()
 
     def hanging(places: object) -> list[FoundJob]:
@@ -263,14 +263,14 @@ def test_a_look_that_takes_long_is_not_waited_for_again(
         going_on.wait()
         return []
 
-    monkeypatch.setattr(looking, "find_jobs", hanging)
-    thread = threading.Thread(target=looker.look, daemon=True)
+    monkeypatch.setattr(status_poller, "find_jobs", hanging)
+    thread = threading.Thread(target=poller.look, daemon=True)
     thread.start()
     began.wait()
-    assert not looker.is_fresh()
+    assert not poller.is_fresh()
     clock.sleep(STALE_S + 1)
-    assert looker.is_fresh()
-    assert len(looker.views()) == 1
+    assert poller.is_fresh()
+    assert len(poller.views()) == 1
     going_on.set()
     thread.join()
 
@@ -283,7 +283,7 @@ class Hanging:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         self.began, self.let_go = threading.Event(), threading.Event()
-        find = looking.find_jobs
+        find = status_poller.find_jobs
 
         def hanging(places: Sequence[str]) -> list[FoundJob]:
             if places == [str(place)]:
@@ -291,31 +291,31 @@ class Hanging:
                 self.let_go.wait()
             return find(places)
 
-        monkeypatch.setattr(looking, "find_jobs", hanging)
+        monkeypatch.setattr(status_poller, "find_jobs", hanging)
 
 
 def test_a_storage_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs elsewhere are looked at as before, and nobody waits for the one that does not answer."""
-    monkeypatch.setattr(looking, "STALE_S", 0.2)
-    monkeypatch.setattr(looking, "CLOSE_S", 0.01)
+    monkeypatch.setattr(status_poller, "STALE_S", 0.2)
+    monkeypatch.setattr(status_poller, "CLOSE_S", 0.01)
     StoredJob(tmp_path / "hung", "orders")
     sound = StoredJob(tmp_path / "sound")
     hanging = Hanging(monkeypatch, tmp_path / "hung")
-    looker = StorageLooker([str(tmp_path / "hung"), str(tmp_path / "sound")])
-    looker.start()
+    poller = StatusPoller([str(tmp_path / "hung"), str(tmp_path / "sound")])
+    poller.start()
     try:
-        looker.wait()
+        poller.wait()
         assert hanging.began.is_set()
-        assert looker.is_fresh()
+        assert poller.is_fresh()
         sound.live(batch=41)
         for _ in tries(0.05):
-            view = looker.view("views")
+            view = poller.view("views")
             if view is not None and view.live is not None and view.live.batch == 41:
                 break
-        assert any("hung has not answered for" in text for text in looker.problems)
+        assert any("hung has not answered for" in text for text in poller.problems)
     finally:
         hanging.let_go.set()
-        looker.close()
+        poller.close()
 
 
 def test_a_job_whose_storage_hangs_is_not_shown_as_healthy(
@@ -324,20 +324,20 @@ def test_a_job_whose_storage_hangs_is_not_shown_as_healthy(
     """It is shown as it was last seen, its ages go on, and every answer is made anew; when storage answers, all is as before."""
     job = StoredJob(tmp_path)
     clock = VirtualClock()
-    looker = StorageLooker([str(tmp_path)], clock=clock)
+    poller = StatusPoller([str(tmp_path)], clock=clock)
     with job.running():
-        looker.look()
-        (view,) = looker.views()
+        poller.look()
+        (view,) = poller.views()
         assert (view.look_age_s, verdict(view).headline, needs_attention(view)) == (0.0, "Healthy", False)
         hanging = Hanging(monkeypatch, tmp_path)
         clock.sleep(FIND_EVERY_S)
-        thread = threading.Thread(target=looker.look, daemon=True)
+        thread = threading.Thread(target=poller.look, daemon=True)
         thread.start()
         assert hanging.began.wait(PATIENCE_S)
         ages = []
         for _ in range(2):
             clock.sleep(30.0)
-            (aged,) = looker.views()
+            (aged,) = poller.views()
             ages.append(aged.look_age_s)
             assert verdict(aged).headline == "Not seen"
             assert needs_attention(aged)
@@ -346,11 +346,11 @@ def test_a_job_whose_storage_hangs_is_not_shown_as_healthy(
                 in exposition([aged])
             )
         assert ages == [FIND_EVERY_S + 30.0, FIND_EVERY_S + 60.0]
-        assert "has not answered for 1 min" in looker.problems[0]
+        assert "has not answered for 1 min" in poller.problems[0]
         hanging.let_go.set()
         thread.join()
-        (view,) = looker.views()
-        assert (view.look_age_s, looker.problems) == (0.0, ())
+        (view,) = poller.views()
+        assert (view.look_age_s, poller.problems) == (0.0, ())
 
 
 @pytest.mark.parametrize("how", ["gone", "not mounted"])
@@ -359,24 +359,24 @@ def test_jobs_of_a_storage_that_disappears_stay(tmp_path: Path, how: str) -> Non
     store, away = tmp_path / "store", tmp_path / "away"
     StoredJob(store)
     clock = VirtualClock()
-    looker = StorageLooker([str(store)], clock=clock)
-    looker.look()
+    poller = StatusPoller([str(store)], clock=clock)
+    poller.look()
     store.rename(away)
     if how == "not mounted":
         store.mkdir()
     for _ in range(2):
         clock.sleep(60.0)
-        looker.look()
-    (view,) = looker.views()
+        poller.look()
+    (view,) = poller.views()
     assert (view.name, view.look_age_s) == ("views", 120.0)
-    assert "is it mounted? 1 job of it" in looker.problems[0]
+    assert "is it mounted? The last known state of 1 job is shown" in poller.problems[0]
     if how == "not mounted":
         store.rmdir()
     away.rename(store)
     clock.sleep(FIND_EVERY_S)
-    looker.look()
-    (view,) = looker.views()
-    assert (view.look_age_s, looker.problems) == (0.0, ())
+    poller.look()
+    (view,) = poller.views()
+    assert (view.look_age_s, poller.problems) == (0.0, ())
 
 
 # ── files that others have put there ───────────────────────────────────────────────────────────────
@@ -390,9 +390,9 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, name: str) -> None
     job = StoredJob(tmp_path)
     job.end()
     os.truncate(job.storage.root / name, 6 << 30)
-    looker = StorageLooker([str(tmp_path)])
-    looker.look()
-    (view,) = looker.views()
+    poller = StatusPoller([str(tmp_path)])
+    poller.look()
+    (view,) = poller.views()
     assert name.endswith(".live") or any(
         "none of ours has more" in text and name in text for text in view.unreadable
     )
@@ -410,9 +410,9 @@ def test_a_number_that_nobody_can_have_measured_is_in_nobodys_way(
     for field in ("at", "started_at", "batch"):
         content = msgspec.json.decode(job.storage.get(name))
         job.storage.put(name, json.dumps({**content, field: number}).encode())
-    looker = StorageLooker([str(tmp_path)])
-    looker.look()
-    views = looker.views()
+    poller = StatusPoller([str(tmp_path)])
+    poller.look()
+    views = poller.views()
     assert [view.name for view in views] == ["damaged", "sound"]
     assert exposition(views)
     for answer in (jobs_overview(views), overview_twin(views), overview_page(views, PageFrame())):
@@ -430,9 +430,9 @@ def test_links_to_files_of_another_job_show_nothing(tmp_path: Path) -> None:
     for name in job.storage.names("events"):
         if name != journal:
             job.storage.delete([name])
-    looker = StorageLooker([str(tmp_path / "mine")])
-    looker.look()
-    (view,) = looker.views()
+    poller = StatusPoller([str(tmp_path / "mine")])
+    poller.look()
+    (view,) = poller.views()
     assert (view.events, view.live) == ((), None)
 
 
