@@ -577,7 +577,7 @@ def keep_the_state_of_a_call_that_raised(patch: Patch) -> None:
 
 @mutation(**BAD)
 def keep_results_and_drop_letters_of_a_sink(patch: Patch) -> None:
-    patch.setattr(sink_writer.BadRecords, "letters", lambda self: [])
+    patch.setattr(sink_writer.BadRows, "letters", lambda self: [])
 
 
 @mutation(5, **BAD)
