@@ -29,7 +29,7 @@ from typing_extensions import override
 from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
-from penstock.sinks.sqlite_table import Remembering, SqliteTable, first_refused, storage_batch
+from penstock.sinks.sqlite_table import SqliteTable, TrackedRows, first_refused, storage_batch
 from penstock.sinks.staged_sink import StagedSink
 from penstock.sinks.staging import (
     StagedTransaction,
@@ -171,7 +171,7 @@ class SQLite(StagedSink):
         database.execute(self.table.create_sql(table.schema))
         statement = self.table.insert_sql(table.column_names)
         for batch in table.to_batches():
-            rows = Remembering(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            rows = TrackedRows(zip(*(column.to_pylist() for column in batch.columns), strict=True))
             try:
                 database.executemany(statement, rows)
             except (sqlite3.IntegrityError, sqlite3.DataError) as error:

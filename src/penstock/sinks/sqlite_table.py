@@ -234,7 +234,7 @@ def _affinity(declared_type: str) -> str:
     return "REAL" if any(word in name for word in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
 
 
-class Remembering:
+class TrackedRows:
     """Rows for `executemany` that remember the last one, which is the one that was refused."""
 
     def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -258,7 +258,7 @@ def first_refused(
             memory.execute(f"EXPLAIN {insert_sql}", [None] * holes)
         except sqlite3.OperationalError:
             return None  # a function of the user, or syntax of a newer SQLite: the commit will show it
-        tried = Remembering(rows)
+        tried = TrackedRows(rows)
         try:
             memory.executemany(insert_sql, tried)
         except (sqlite3.IntegrityError, sqlite3.DataError) as error:

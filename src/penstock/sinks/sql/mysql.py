@@ -15,7 +15,12 @@ from penstock.sinks.sql.mysql_server import REFUSED_ROWS, MySQLServer, code, pym
 from penstock.sinks.sql.mysql_table import MySQLTable
 from penstock.sinks.sql.mysql_values import changed_values, python_rows
 from penstock.sinks.sql.server import SqlServer, SqlTransaction, checked_lock_timeout_s
-from penstock.sinks.sql.server_sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
+from penstock.sinks.sql.server_sink import (
+    OpenTransaction,
+    SqlServerSink,
+    checked_identifier,
+    checked_write_settings,
+)
 from penstock.sinks.sql.table import STAGED_KEY, Layout
 from penstock.sinks.table_checks import quoted_name
 
@@ -135,10 +140,10 @@ class MySQL(SqlServerSink):
         create: bool = False,
         lock_timeout: Duration = "30s",
     ) -> None:
-        way = checked_way(mode, key, transactions)
+        settings = checked_write_settings(mode, key, transactions)
         name = checked_identifier("table", table, longest_bytes=_LONGEST_NAME_BYTES)
         server = MySQLServer(address, checked_lock_timeout_s(lock_timeout))
-        super().__init__(server, MySQLTable(name, None, way.key), way, create=create)
+        super().__init__(server, MySQLTable(name, None, settings.key), settings, create=create)
 
 
 class MariaDB(MySQL):

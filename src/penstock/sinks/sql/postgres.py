@@ -28,7 +28,12 @@ from penstock.sinks.sql.postgres_server import PostgresServer, refused_row
 from penstock.sinks.sql.postgres_table import PostgresColumn, PostgresTable, locked
 from penstock.sinks.sql.postgres_values import binary_rows, csv_rows
 from penstock.sinks.sql.server import SqlSession, checked_lock_timeout_s
-from penstock.sinks.sql.server_sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
+from penstock.sinks.sql.server_sink import (
+    OpenTransaction,
+    SqlServerSink,
+    checked_identifier,
+    checked_write_settings,
+)
 from penstock.sinks.sql.table import STAGED_KEY
 from penstock.sinks.sql.values import is_bytes, is_text, plain_texts
 from penstock.sinks.table_checks import quoted_name
@@ -171,9 +176,9 @@ class Postgres(SqlServerSink):
         create: bool = False,
         lock_timeout: Duration = "30s",
     ) -> None:
-        way = checked_way(mode, key, transactions)
+        settings = checked_write_settings(mode, key, transactions)
         if schema is not None:
             checked_identifier("schema", schema, longest_bytes=_LONGEST_NAME_BYTES)
         name = checked_identifier("table", table, longest_bytes=_LONGEST_NAME_BYTES)
         server = PostgresServer(address, checked_lock_timeout_s(lock_timeout))
-        super().__init__(server, PostgresTable(name, schema, way.key), way, create=create)
+        super().__init__(server, PostgresTable(name, schema, settings.key), settings, create=create)

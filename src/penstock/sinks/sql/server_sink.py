@@ -33,7 +33,7 @@ from penstock.sinks.two_phase_commit import Transaction, TransactionContext, Two
 from penstock.wording import counted
 
 
-class Way(NamedTuple):
+class WriteSettings(NamedTuple):
     """How rows are written to a table: the mode, the columns of the key, and how transactions wait for their commit."""
 
     mode: str
@@ -41,7 +41,9 @@ class Way(NamedTuple):
     transactions: str
 
 
-def checked_way(mode: str, key: Sequence[str] | str | None, transactions: str | None) -> Way:
+def checked_write_settings(
+    mode: str, key: Sequence[str] | str | None, transactions: str | None
+) -> WriteSettings:
     """Check these settings and fill in the defaults."""
     if mode in {PREPARED, STAGED}:
         raise ConfigError(
@@ -49,7 +51,7 @@ def checked_way(mode: str, key: Sequence[str] | str | None, transactions: str | 
             mode=mode,
         )
     checked, columns = checked_mode(mode, key)
-    return Way(checked, columns, _checked_transactions(transactions, checked))
+    return WriteSettings(checked, columns, _checked_transactions(transactions, checked))
 
 
 def _checked_transactions(transactions: str | None, mode: str) -> str:
@@ -94,7 +96,7 @@ def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:
     return transactions.lost(transaction, where=where, why=why, look=look)
 
 
-class Settling:
+class Settlement:
     """Commits, aborts and finds transactions, in one session of the driver."""
 
     def __init__(self, server: SqlServer, session: SqlSession, table: TargetTable) -> None:
@@ -230,11 +232,13 @@ class SqlServerSink(TwoPhaseCommitSink):
     writing: ClassVar[type[OpenTransaction]]
     """How rows are sent to this kind of server."""
 
-    def __init__(self, server: SqlServer, table: TargetTable, way: Way, *, create: bool) -> None:
+    def __init__(
+        self, server: SqlServer, table: TargetTable, settings: WriteSettings, *, create: bool
+    ) -> None:
         self.server = server
         self.table = table
-        self.mode = way.mode
-        self.transactions = way.transactions
+        self.mode = settings.mode
+        self.transactions = settings.transactions
         self.create = create
         self._layout: Layout | None = None
         self._writing: OpenTransaction | None = None
@@ -287,8 +291,8 @@ class SqlServerSink(TwoPhaseCommitSink):
         """Commit prepared ones one by one, and all staged ones that follow each other in one transaction."""
         found = [SqlTransaction.read(transaction) for transaction in transactions]
         if found:
-            with self._settling(CommitLostError, _REPAIR) as settling:
-                settling.commit_all(found)
+            with self._settlement(CommitLostError, _REPAIR) as settlement:
+                settlement.commit_all(found)
 
     def abort(self, transaction: Transaction) -> None:
         """Roll back, or delete the staged rows; a session that is still writing is ended."""
@@ -297,13 +301,13 @@ class SqlServerSink(TwoPhaseCommitSink):
             self._writing.discard()
             self._writing = None
             return
-        with self._settling(UnavailableError, _LOOK) as settling:
-            settling.abort(target)
+        with self._settlement(UnavailableError, _LOOK) as settlement:
+            settlement.abort(target)
 
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:
         """List what is prepared in this database and what is staged beside the table."""
-        with self._settling(UnavailableError, _LOOK) as settling:
-            found = settling.found(job, sink, only_staged=self.transactions == STAGED)
+        with self._settlement(UnavailableError, _LOOK) as settlement:
+            found = settlement.found(job, sink, only_staged=self.transactions == STAGED)
         return [each.as_transaction() for each in found]
 
     @override
@@ -312,7 +316,7 @@ class SqlServerSink(TwoPhaseCommitSink):
             return Records(session, self.table.schema).newest(job, sink)
 
     @contextmanager
-    def _settling(self, for_good: type[PenstockError], follows: str) -> Iterator[Settling]:
+    def _settlement(self, for_good: type[PenstockError], follows: str) -> Iterator[Settlement]:
         """Open a session of the driver. A permanent failure is raised as `for_good`, with `follows` in its message."""
         with self.server.commit_errors(for_good, follows), self.server.session() as session:
-            yield Settling(self.server, session, self.table)
+            yield Settlement(self.server, session, self.table)
