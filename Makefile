@@ -14,6 +14,9 @@ ARGS ?=
 SPARK ?=
 SPARKS := .spark-versions
 
+# Python keeps what it has compiled, also where the environment forbids it: each process of a test run would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test test-all lint types bench chaos docs pictures docs-site clean flink-client oldest-spark test-spark-versions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import griffe
@@ -35,6 +36,7 @@ _CODE = re.compile(r"(`[^`]*`)")
 _LONGEST_LINE = 100
 
 
+@cache
 def pages_of(source: Path) -> dict[str, str]:
     """The pages of the reference by file name, for the package `penstock` in a source folder."""
     package = griffe.load("penstock", search_paths=[source], resolve_aliases=True)

@@ -278,14 +278,14 @@ def show_progress() -> Iterator[None]:
 
 
 def terminal_line() -> StderrLine | None:
-    """Standard error, where a line can be drawn over itself."""
+    """A line on standard error, if that is a terminal which can redraw it."""
     stream = sys.stderr
-    is_one = stream is not None and stream.isatty()
-    return (
-        StderrLine(stream)
-        if is_one and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-        else None
-    )
+    return StderrLine(stream) if stream is not None and is_terminal(stream) else None
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that can redraw a line."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def _say(line: str) -> None:

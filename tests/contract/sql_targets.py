@@ -19,7 +19,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from penstock.sinks import MariaDB, Postgres, TransactionContext
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 from penstock.testing.sink_contract import JOB, SINK, SinkContract, through_json
 from services import mariadb_process, postgres_process
 

@@ -235,7 +235,7 @@ def test_a_commit_while_kafka_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error says that Kafka is down and why, long before the time of a commit is over; the client's own lines fill no log."""
-    monkeypatch.setattr("penstock.sinks.kafka.commits._STEP_S", 0.3)
+    monkeypatch.setattr("penstock.sinks.kafka.commit_session._STEP_S", 0.3)
     where = {"topic": "t", "commits_topic": "c", "transactional_id": "penstock"}
     transaction = StagedTransaction.begin(KafkaTarget().context()).as_transaction()
     with pytest.raises(UnavailableError, match=r"Kafka is down.*127\.0\.0\.1:1 failed: Connection refused"):
@@ -358,7 +358,7 @@ def test_a_record_that_nobody_understands(suite: KafkaTarget) -> None:
     """When something else wrote under our key, nothing is committed on a guess."""
     prepared = suite.staged([1])
     suite.broker.produce(suite.commits, [b"nonsense"], key=f"penstock.{JOB}.{SINK}")
-    with pytest.raises(CommitLostError, match="cannot be understood"):
+    with pytest.raises(CommitLostError, match="cannot be read"):
         suite.sink().commit(prepared)
     suite.assert_visible()
 

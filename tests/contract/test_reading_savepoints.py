@@ -38,12 +38,12 @@ from penstock.operators.views import ROW, View, whole_keys
 from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.savepoint import compare as comparing
-from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
+from penstock.savepoint.compare import APPEARED, CHANGED, WENT, SavepointDifference, compare
 from penstock.savepoint.contents import Contents, checkpoint_contents, held_checkpoint, savepoint_contents
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, encode, read_manifest
 from penstock.savepoint.stored_rows import owning
-from penstock.savepoint.tables import read_table, table_folder, write_table
+from penstock.savepoint.table_files import read_table, table_folder, write_table
 from penstock.savepoint.views import stored_view, views_of
 from penstock.state.backends.base import VALUES, StateLayout, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
@@ -211,7 +211,7 @@ def test_only_the_parts_of_a_key_are_read(tmp_path: Path, parallelism: int) -> N
 # ── two of them ────────────────────────────────────────────────────────────────────────────────────
 
 
-def found(difference: Difference) -> dict[str, tuple[int, int, int]]:
+def found(difference: SavepointDifference) -> dict[str, tuple[int, int, int]]:
     return {
         state.state: (state.counts[APPEARED], state.counts[CHANGED], state.counts[WENT])
         for state in difference.states

@@ -173,10 +173,10 @@ def test_a_task_that_wakes_up_late_puts_no_old_value_back(
     for n in (2, 3):
         newest, transaction = sleeping(sink, n, run=2, checkpoint=5, subtask=n)
         newest.pre_commit(transaction)
-    with pytest.raises(FencedError, match=r"run 2, batch 5.*delete the key '_penstock:contract:cache'"):
+    with pytest.raises(FencedError, match=r"run 2, batch 5.*delete the keys '_penstock:contract:cache'"):
         zombie.pre_commit(old)
     assert found() == "3"
-    assert "until the key is next written" not in sink.explanation
+    assert "until it is next written" not in sink.explanation
 
 
 def test_a_sink_with_a_new_uid_is_fenced_against_the_old_one(server: Server) -> None:
@@ -186,7 +186,7 @@ def test_a_sink_with_a_new_uid_is_fenced_against_the_old_one(server: Server) -> 
     newest, transaction = sleeping(sink, 2, run=2, checkpoint=5, sink="views")
     newest.pre_commit(transaction)
     with pytest.raises(
-        FencedError, match=r"run 2 of the job has written already, and this is run 1, batch 9"
+        FencedError, match=r"run 2 of the job has already written, and this is run 1, batch 9"
     ):
         zombie.pre_commit(old)
     assert server.texts() == {"views:a": "2"}
@@ -437,7 +437,7 @@ def test_a_key_of_another_kind(server: Server) -> None:
         ({"key": "views:{}"}, "at least one column"),
         ({"key": "views:{app!r}"}, "at least one column"),
         ({"key": "views:{app:>9}"}, "at least one column"),
-        ({"key": "views:{app"}, "cannot be understood"),
+        ({"key": "views:{app"}, "cannot be parsed"),
         ({"key": 7}, "must be a text"),
         ({"fields": ["n"], "value": "n"}, "exclude each other"),
         ({"fields": "n"}, "list of column names"),
@@ -487,7 +487,7 @@ def test_no_column_left(server: Server) -> None:
 @pytest.mark.parametrize("url", ["http://x", "trout", "redis://:tro/ut@host", "redis://h:trout", None, 7])
 def test_urls_that_are_none(url: Any) -> None:
     """A url that makes no sense is refused without a part of it in the text: it may be a password."""
-    with pytest.raises(ConfigError, match="not one of a Redis server") as refused:
+    with pytest.raises(ConfigError, match="not the address of a Redis server") as refused:
         Redis(url, key="{app}")
     assert "tro" not in str(refused.value)
     assert refused.value.__cause__ is None

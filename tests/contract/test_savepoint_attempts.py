@@ -22,7 +22,7 @@ from penstock.savepoint import make
 from penstock.savepoint.create import ReportProgress, claim_folder, create_savepoint
 from penstock.savepoint.make import create_in_child_process, make_savepoint
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
-from penstock.savepoint.tables import fetched
+from penstock.savepoint.table_files import fetched
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure

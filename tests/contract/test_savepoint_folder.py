@@ -26,7 +26,7 @@ from penstock.savepoint.manifest import (
     encode,
     read_manifest,
 )
-from penstock.savepoint.tables import read_table, table_file, table_folder, write_table
+from penstock.savepoint.table_files import read_table, table_file, table_folder, write_table
 from penstock.state.backends.base import TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.storage import LocalStorage, Storage

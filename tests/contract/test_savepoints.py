@@ -40,7 +40,7 @@ from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.make import create_in_child_process
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
 from penstock.savepoint.restore import _may_adopt
-from penstock.savepoint.tables import Load
+from penstock.savepoint.table_files import Load
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps

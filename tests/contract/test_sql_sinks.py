@@ -33,7 +33,7 @@ from penstock.errors import (
     InternalError,
     UnavailableError,
 )
-from penstock.sinks.sql import sink as sql_sink
+from penstock.sinks.sql import server_sink as sql_sink
 from penstock.sinks.two_phase_commit import TransactionContext
 from penstock.testing.sink_contract import JOB, SINK, through_json
 from services.patience import tries

@@ -127,7 +127,7 @@ def test_an_old_value_is_back_until_the_key_is_next_written(visible: str, path: 
     assert seen(path) == [("a", 1, 1), ("b", 1, 2)]
     sink.commit(task(sink, [("a", 1, 3)], run=2))
     assert seen(path) == [("a", 1, 3), ("b", 1, 2)]
-    assert "an older value is then back until the key is next written" in sink.explanation
+    assert "the key has an older value until it is next written" in sink.explanation
 
 
 def test_a_task_writes_all_or_nothing(path: Path) -> None:
@@ -234,7 +234,7 @@ def test_named_values_go_through_a_driver(path: Path) -> None:
     ("settings", "said"),
     [
         ({"connect": "sqlite:///x"}, "takes a function"),
-        ({"connect": lambda path: None}, "cannot be called so"),
+        ({"connect": lambda path: None}, "cannot be called with them"),
         ({"table": ""}, "is not a name"),
         ({"table": "a..b"}, "is not a name"),
         ({"key": []}, "key must name"),
@@ -577,7 +577,7 @@ class Silent:
 
 def test_a_driver_that_does_not_say_how_it_marks_values() -> None:
     """The setting to give is named."""
-    with pytest.raises(ConfigError, match="paramstyle=one of"):
+    with pytest.raises(ConfigError, match="set paramstyle= to one of"):
         SQLUpsert(Silent, "results", KEY).validate(SCHEMA)
 
 

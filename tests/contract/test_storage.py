@@ -405,7 +405,7 @@ class TestAVanishedRoot:
             lambda: storage.create("job.json", b""),
             lambda: sent.upload(tmp_path / "state", "state/1/f"),
         ):
-            with pytest.raises(UnavailableError, match="is gone: its folder was there"):
+            with pytest.raises(UnavailableError, match="is gone: its folder existed"):
                 call()
         assert list((tmp_path / "jobs").iterdir()) == []
 
@@ -453,13 +453,13 @@ class TestAVanishedRoot:
         storage = LocalStorage("/proc/nowhere")
         with pytest.raises(ConfigError, match="storage /proc/nowhere is on proc"):
             storage.check_place()
-        with pytest.raises(UnavailableError, match="no folder can be made there"):
+        with pytest.raises(UnavailableError, match="no folder can be created there"):
             storage.put("a", b"")
 
     def test_a_link_that_leads_nowhere_has_no_winner(self, tmp_path: Path) -> None:
         """Create says that the place is unusable, never that somebody else was first."""
         (tmp_path / "root").symlink_to(tmp_path / "nothing")
-        with pytest.raises(UnavailableError, match="a link that leads nowhere"):
+        with pytest.raises(UnavailableError, match="a broken link"):
             LocalStorage(tmp_path / "root").create("runs/1.json", b"")
 
 
@@ -503,7 +503,7 @@ class TestOpenStorage:
             open_job_storage(tmp_path / "file", "views")
         with pytest.raises(ConfigError, match=r"storage .*file is a file"):
             open_storage(tmp_path / "file")
-        with pytest.raises(ConfigError, match=r"which is a link to .*nothing, which is not there"):
+        with pytest.raises(ConfigError, match=r"which is a link to .*nothing, which does not exist"):
             open_job_storage(str(tmp_path / "link" / "jobs"), "views")
 
     @pytest.mark.parametrize("uri", ["", "  ", "ftp://host/x", "file://host/x", "jdbc:/x", None, 3])

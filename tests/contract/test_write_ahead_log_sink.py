@@ -163,7 +163,7 @@ def test_the_guarantee_says_what_may_repeat(
         Mode.EXACTLY_ONCE, [], [SinkFacts("log", "WriteAheadLog", sink.delivery, sink.explanation)]
     )
     assert (guarantee.level, guarantee.limited_by) == (level, limited_by)
-    assert "died between the call and the note of it" in guarantee.reason
+    assert "died between the call and its entry in the commit log" in guarantee.reason
     assert "the function raised" in guarantee.reason
     assert ("idempotent=True" in guarantee.reason) == idempotent
     assert sink.delivery is (Delivery.IDEMPOTENT if idempotent else Delivery.AT_LEAST_ONCE)

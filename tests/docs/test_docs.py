@@ -9,6 +9,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -381,13 +382,16 @@ def test_a_decision_has_its_parts(path: Path) -> None:
 # ── the architecture ───────────────────────────────────────────────────────────────────────────
 
 
-def imports_at_module_level(path: Path) -> Iterator[str]:
+@cache
+def imports_at_module_level(path: Path) -> tuple[str, ...]:
     """The full names of what a module imports when it is loaded; imports for types only are not."""
+    found: list[str] = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
+    return tuple(found)
 
 
 def layers() -> dict[str, int]:

@@ -12,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".mypy_cache" / "typed-program"
+"""Kept: most of the time goes to the types of PySpark, which do not change."""
 REFUSED = "# refused"
 PROGRAM = f"""
 from collections.abc import Iterator
@@ -89,7 +91,7 @@ def test_a_program_is_checked_against_the_wheel(tmp_path: Path) -> None:
     options = [
         "--strict",
         "--no-error-summary",
-        f"--cache-dir={tmp_path / 'cache'}",
+        f"--cache-dir={CACHE}",
         f"--python-executable={python}",
     ]
     found = subprocess.run(

@@ -48,7 +48,7 @@ from penstock.run.reading import Reading
 from penstock.run.run import Run
 from penstock.run.watermarks import Watermarks
 from penstock.savepoint import restore as savepoint_restore
-from penstock.savepoint import tables
+from penstock.savepoint import table_files
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
@@ -577,7 +577,7 @@ def keep_the_state_of_a_call_that_raised(patch: Patch) -> None:
 
 @mutation(**BAD)
 def keep_results_and_drop_letters_of_a_sink(patch: Patch) -> None:
-    patch.setattr(sink_writer.BadRecords, "letters", lambda self: [])
+    patch.setattr(sink_writer.BadRows, "letters", lambda self: [])
 
 
 @mutation(5, **BAD)
@@ -745,8 +745,8 @@ SAVED = {
 @mutation(9, **SAVED)
 def load_only_one_part(patch: Patch) -> None:
     """Of the files that may hold rows of a subtask the first alone is read."""
-    files = tables._Loading._files
-    patch.setattr(tables._Loading, "_files", lambda self, name: files(self, name)[:1])
+    files = table_files._Loading._files
+    patch.setattr(table_files._Loading, "_files", lambda self, name: files(self, name)[:1])
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

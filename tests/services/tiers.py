@@ -242,7 +242,7 @@ LATER = (
 )
 
 _PERCENT = {Tier.CHECK: 10, Tier.TEST: 30, Tier.ALL: 100, Tier.CHAOS: 100}
-_FEW = 5
+_FEW = {Tier.CHECK: 2, Tier.TEST: 5, Tier.ALL: 5, Tier.CHAOS: 5}
 _current = Tier.ALL
 left: dict[str, int] = {}
 """How many tests this run leaves to which later command, and what they are."""
@@ -256,7 +256,7 @@ def use(name: str | None) -> None:
 
 def share(most: int) -> int:
     """How many random cases the current command tries: `most` in `make test-all`, fewer before it."""
-    return max(min(most, _FEW), most * _PERCENT[_current] // 100)
+    return max(min(most, _FEW[_current]), most * _PERCENT[_current] // 100)
 
 
 def everything() -> bool:

@@ -166,7 +166,7 @@ def test_the_write_ahead_log_hands_over_what_is_complete(spark, ledger):
     assert [checkpoint for checkpoint, _ in order] == sorted(checkpoint for checkpoint, _ in order)
     assert len({transaction for _, transaction in order}) == len(order)
     assert (guarantee.level, guarantee.limited_by) == (ps.AT_LEAST_ONCE, "out")
-    assert "between the call and the note of it" in guarantee.reason
+    assert "between the call and its entry in the commit log" in guarantee.reason
     assert list((ledger.root / "staging").rglob("*.arrow")) == []
 
 

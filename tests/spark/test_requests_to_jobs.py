@@ -37,7 +37,7 @@ def job(spark, root, name):
     if name == "drained":
         return windows(spark, root, name)
     if (root / "to hang").exists():
-        make.create_beside = lambda *given, **named: hang(root)
+        make.create_in_child_process = lambda *given, **named: hang(root)
     job = ps.Job(name, storage=root / "store", checkpoint=ps.Checkpointing(interval="1h", min_pause="1h"))
     rows = job.read(ps.sources.PartitionedLog(root / "log").read(spark), uid="log").key_by("app")
     table = ps.sinks.SQLite(root / "out.db", table=name, mode="upsert", key=["app"])

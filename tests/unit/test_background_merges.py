@@ -326,8 +326,8 @@ def test_after_the_run_a_worker_frightens_nobody(site: Site, caplog: pytest.LogC
     over = Mailbox("127.0.0.1", site.letters.put)
     over.close()
     assert told_about(site, over.address, caplog) == [
-        ("DEBUG", "the run is over, nobody wants to know about a merge of views-0"),
-        ("DEBUG", "the run is over, nobody wants to know about an upload of views-0"),
+        ("DEBUG", "the run is over, and the message about a merge of views-0 is dropped"),
+        ("DEBUG", "the run is over, and the message about an upload of views-0 is dropped"),
     ]
 
 
@@ -337,6 +337,6 @@ def test_a_driver_that_does_not_listen_is_told_to_people(
     """Any other failure to reach the driver is a warning."""
     wrong = msgspec.structs.replace(site.mailbox.address, secret="of another run")
     assert told_about(site, wrong, caplog) == [
-        ("WARNING", "the driver could not be told about a merge of views-0"),
-        ("WARNING", "the driver could not be told about an upload of views-0"),
+        ("WARNING", "the driver could not be informed about a merge of views-0"),
+        ("WARNING", "the driver could not be informed about an upload of views-0"),
     ]

@@ -55,8 +55,8 @@ def test_a_value_or_a_row_that_is_too_large() -> None:
     batch = pa.record_batch([texts, raw, pa.array([1, 2])], names=["text", "raw", "n"])
     refuse_large(value_bytes(batch), 3, "a value")
     refuse_large(row_bytes(batch), 5, "a row")
-    with pytest.raises(BadRecordError, match="a value may have 2 bytes, but one has 3"):
+    with pytest.raises(BadRecordError, match="a value may have at most 2 bytes, but one has 3"):
         refuse_large(value_bytes(batch), 2, "a value")
-    with pytest.raises(BadRecordError, match="a row may have 4 bytes, but one has 5"):
+    with pytest.raises(BadRecordError, match="a row may have at most 4 bytes, but one has 5"):
         refuse_large(row_bytes(batch), 4, "a row")
     refuse_large(row_bytes(batch.select(["n"])), 0, "a row of numbers")

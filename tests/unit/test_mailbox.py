@@ -188,7 +188,7 @@ def test_a_wrong_secret(
 ) -> None:
     """Nobody else can tell the driver that a file is durable, whatever characters their secret has."""
     monkeypatch.setattr(module, "TRIES", 1)
-    with pytest.raises(OSError, match=r"did not take the message|reset"):
+    with pytest.raises(OSError, match=r"did not accept the message|reset"):
         send(Address(mailbox.address.host, mailbox.address.port, secret), MESSAGE)
     assert letters.empty()
 
@@ -215,7 +215,7 @@ def test_a_message_that_is_too_long(
     """The length is checked before anything of that length is read."""
     monkeypatch.setattr(module, "LONGEST_MESSAGE_BYTES", 10)
     monkeypatch.setattr(module, "TRIES", 1)
-    with pytest.raises(OSError, match=r"did not take the message|reset|pipe"):
+    with pytest.raises(OSError, match=r"did not accept the message|reset|pipe"):
         send(mailbox.address, MESSAGE)
     assert letters.empty()
 

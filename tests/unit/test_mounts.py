@@ -9,8 +9,8 @@ import pytest
 
 from penstock import sinks
 from penstock.errors import ConfigError
-from penstock.storage import LocalStorage, places
-from penstock.storage.places import mount_of, refuse_stale_listings, why_unsafe
+from penstock.storage import LocalStorage, place_checks
+from penstock.storage.place_checks import mount_of, refuse_stale_listings, why_unsafe
 
 TABLE = """\
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -34,9 +34,9 @@ a line that nobody understands
         ("/shared/disk/jobs", "xfs", None),
         ("/fresh/jobs", "nfs", None),
         ("/noac", "nfs4", None),
-        ("/buck et/jobs", "fuse.s3fs", "both create one file"),
-        ("/s3", "fuse", "both create one file"),
-        ("/far/jobs", "fuse.sshfs", "listings may be old"),
+        ("/buck et/jobs", "fuse.s3fs", "create the same file"),
+        ("/s3", "fuse", "create the same file"),
+        ("/far/jobs", "fuse.sshfs", "listings may be outdated"),
     ],
 )
 def test_mounts_are_told_apart(path: str, kind: str, unsafe: str | None) -> None:
@@ -54,7 +54,7 @@ def test_a_job_on_such_a_mount_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     table.write_text(
         f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n40 21 0:40 / {tmp_path} rw - nfs4 server:/x rw,vers=4.2\n"
     )
-    monkeypatch.setattr(places, "MOUNTS", table)
+    monkeypatch.setattr(place_checks, "MOUNTS", table)
     with pytest.raises(
         ConfigError, match=r"storage .*store is on nfs4, mounted at .* mount it with the option noac"
     ):
@@ -67,7 +67,7 @@ def test_a_job_on_such_a_mount_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_where_nothing_is_known_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Systems without a mount table work as ever."""
-    monkeypatch.setattr(places, "MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(place_checks, "MOUNTS", tmp_path / "none")
     refuse_stale_listings(tmp_path, "storage")
 
 
@@ -90,21 +90,21 @@ def test_what_is_to_be_mounted_and_is_not(
     """A path below a mount of fstab that is not in the table of mounts is found, with the mount; others are not."""
     for name, content in (("MOUNTS", TABLE), ("PLANNED_MOUNTS", FSTAB)):
         (tmp_path / name).write_text(content)
-        monkeypatch.setattr(places, name, tmp_path / name)
-    assert places.not_mounted(Path(path)) == (None if missing is None else Path(missing))
+        monkeypatch.setattr(place_checks, name, tmp_path / name)
+    assert place_checks.not_mounted(Path(path)) == (None if missing is None else Path(missing))
 
 
 def test_a_folder_that_is_not_mounted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is not started on another disk than is meant; a missing folder of /mnt says that it can be made."""
     with pytest.raises(
-        ConfigError, match=r"below /mnt/no-such-disk, and nothing is mounted there.*make it first"
+        ConfigError, match=r"below /mnt/no-such-disk, but nothing is mounted there.*create it first"
     ):
         LocalStorage("/mnt/no-such-disk/jobs").check_place()
     planned = tmp_path / "disk"
     planned.mkdir()
     (tmp_path / "fstab").write_text(f"server:/jobs {planned} nfs4 noac 0 0\n")
-    monkeypatch.setattr(places, "PLANNED_MOUNTS", tmp_path / "fstab")
+    monkeypatch.setattr(place_checks, "PLANNED_MOUNTS", tmp_path / "fstab")
     with pytest.raises(ConfigError, match="nothing is mounted there") as raised:
         LocalStorage(planned / "jobs").check_place()
-    assert "make it first" not in str(raised.value)
+    assert "create it first" not in str(raised.value)
     assert list(planned.iterdir()) == []

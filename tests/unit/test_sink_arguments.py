@@ -60,5 +60,5 @@ def test_a_wrong_duration_is_refused_by_name(
 @pytest.mark.parametrize("address", [5, [], ["h:9092", ""], "", None])
 def test_brokers_that_cannot_be_read(address: Any) -> None:
     """An address of Kafka's that is no text and no list of texts is refused when the sink is made."""
-    with pytest.raises(ConfigError, match=r"^address=.* is not one of Kafka's brokers"):
+    with pytest.raises(ConfigError, match=r"^address=.* does not name Kafka brokers"):
         sinks.Kafka(address, "t", staging="/data/staging")

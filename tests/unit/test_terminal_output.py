@@ -15,13 +15,13 @@ from typing import Any, TextIO
 import msgspec
 import pytest
 
+from penstock.progress import is_terminal
 from penstock.spark import terminal_output
 from penstock.spark.status import Status
 from penstock.spark.terminal_output import (
     CHECKPOINTS,
     JobDisplay,
     LiveLine,
-    is_terminal,
     job_display,
     log_on,
 )

@@ -36,7 +36,7 @@ def test_a_later_command_tries_more(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tiers, "_current", tier)
         tried[tier] = (share(200), share(40), share(3), tiers.everything())
     assert tried == {
-        Tier.CHECK: (20, 5, 3, False),
+        Tier.CHECK: (20, 4, 2, False),
         Tier.TEST: (60, 12, 3, False),
         Tier.ALL: (200, 40, 3, True),
         Tier.CHAOS: (200, 40, 3, True),

@@ -209,7 +209,7 @@ class OperatorState(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> OperatorColumns:
-        """The kind of state."""
+        """The kind of state, such as a value, a list or a map."""
         return OperatorColumns(self.key, self.value, self.tables, self.lifetimes, self.schema)
 
 

@@ -15,7 +15,7 @@ from penstock.cli.console import table_console
 from penstock.cli.job_arguments import is_job, open_job
 from penstock.operators.views import ROW, View
 from penstock.progress import show_progress
-from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, StateDifference, compare
+from penstock.savepoint.compare import APPEARED, CHANGED, WENT, SavepointDifference, StateDifference, compare
 from penstock.savepoint.contents import (
     Contents,
     OperatorContents,
@@ -178,13 +178,13 @@ _STYLES = {APPEARED: "green", WENT: "red", CHANGED: "yellow"}
 _MOST_BYTES = 24
 
 
-def differing(before: str, after: str, *, examples: int) -> Difference:
+def differing(before: str, after: str, *, examples: int) -> SavepointDifference:
     """Compare the state at two paths."""
     with readable_at(before) as one, readable_at(after) as other, show_progress():
         return compare(one, other, examples=examples)
 
 
-def print_difference_json(difference: Difference) -> None:
+def print_difference_json(difference: SavepointDifference) -> None:
     """Print the difference as one JSON object."""
     found = {
         "same": difference.is_same,
@@ -215,7 +215,7 @@ def _text(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def print_difference(difference: Difference) -> None:
+def print_difference(difference: SavepointDifference) -> None:
     """Print a table of states, and examples of those that differ."""
     console = table_console()
     for uid, (before, after) in difference.positions.items():
@@ -238,7 +238,7 @@ def print_difference(difference: Difference) -> None:
                 console.print(f"{mark} {state.operator} {state.state}: {more:,} more", highlight=False)
 
 
-def _overview(difference: Difference) -> Table:
+def _overview(difference: SavepointDifference) -> Table:
     table = Table(title="state that differs", title_justify="left", title_style="bold")
     for name in ("operator", "state"):
         table.add_column(name, no_wrap=True)

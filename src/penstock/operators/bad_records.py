@@ -121,62 +121,7 @@ def _shown(reason: str) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
-# --- a row as JSON ---
-
-
-def _json(row: Mapping[str, Any]) -> str:
-    return msgspec.json.encode(row, enc_hook=str).decode()
-
-
-def _plain_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    try:
-        return [_plain(value) for value in column.to_pylist()]
-    except (UnicodeDecodeError, ValueError, OverflowError, LookupError):
-        return [_plain_scalar(value) for value in column]
-
-
-def _plain_scalar(scalar: pa.Scalar) -> Any:
-    try:
-        return _plain(scalar.as_py())
-    except UnicodeDecodeError:
-        if pa.types.is_nested(scalar.type):
-            return _nested(scalar)
-        return {"base64": scalar.as_buffer().to_pybytes()}
-    except (ValueError, OverflowError, LookupError):
-        if pa.types.is_nested(scalar.type):
-            return _nested(scalar)
-        return _text(scalar)
-
-
-def _text(scalar: pa.Scalar) -> str:
-    """For values beyond Python's calendar and numbers, and for moments in a time zone that only Java knows."""
-    try:
-        if pa.types.is_timestamp(scalar.type) and scalar.type.tz is not None:
-            scalar = scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))
-        return str(scalar.cast(pa.string()).as_py())
-    except pa.ArrowException:
-        return f"<{scalar.type} that cannot be written>"
-
-
-def _nested(scalar: pa.Scalar) -> Any:
-    """A struct, list or map that contains something without a Python value, field by field."""
-    if pa.types.is_struct(scalar.type):
-        return {name: _plain_scalar(scalar[name]) for name in scalar.type.names}
-    if pa.types.is_map(scalar.type):
-        entries = scalar.values
-        return [[_plain_scalar(one[0]), _plain_scalar(one[1])] for one in entries]
-    return [_plain_scalar(one) for one in scalar.values]
-
-
-def _plain(value: Any) -> Any:
-    """Values that JSON can express: NaN and infinity as text, and names of fields as text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value
+# ── rows that user code rejects ────────────────────────────────────────────────────────────────────
 
 
 class Rejected(NamedTuple):
@@ -261,3 +206,61 @@ def nothing_to_reject(operator: str) -> UserCodeError:
         operator=operator,
         is_wrong_name=True,
     )
+
+
+# ── a row as JSON ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(row, enc_hook=str).decode()
+
+
+def _plain_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    try:
+        return [_plain(value) for value in column.to_pylist()]
+    except (UnicodeDecodeError, ValueError, OverflowError, LookupError):
+        return [_plain_scalar(value) for value in column]
+
+
+def _plain_scalar(scalar: pa.Scalar) -> Any:
+    try:
+        return _plain(scalar.as_py())
+    except UnicodeDecodeError:
+        if pa.types.is_nested(scalar.type):
+            return _nested(scalar)
+        return {"base64": scalar.as_buffer().to_pybytes()}
+    except (ValueError, OverflowError, LookupError):
+        if pa.types.is_nested(scalar.type):
+            return _nested(scalar)
+        return _text(scalar)
+
+
+def _text(scalar: pa.Scalar) -> str:
+    """For values beyond Python's calendar and numbers, and for moments in a time zone that only Java knows."""
+    try:
+        if pa.types.is_timestamp(scalar.type) and scalar.type.tz is not None:
+            scalar = scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))
+        return str(scalar.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        return f"<{scalar.type} that cannot be written>"
+
+
+def _nested(scalar: pa.Scalar) -> Any:
+    """A struct, list or map that contains something without a Python value, field by field."""
+    if pa.types.is_struct(scalar.type):
+        return {name: _plain_scalar(scalar[name]) for name in scalar.type.names}
+    if pa.types.is_map(scalar.type):
+        entries = scalar.values
+        return [[_plain_scalar(one[0]), _plain_scalar(one[1])] for one in entries]
+    return [_plain_scalar(one) for one in scalar.values]
+
+
+def _plain(value: Any) -> Any:
+    """Values that JSON can express: NaN and infinity as text, and names of fields as text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -25,12 +25,8 @@ from penstock.wording import counted
 
 OUTPUT_ROWS = 8_192
 """Results that are encoded together: few enough to be gone before Python's collector visits them a second time."""
-
-
 LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
 """Rows and values of state that are Python objects at the same time."""
-
-
 YOUNG_OBJECTS = 50_000
 """New objects before Python's collector runs. With its default of 700 it runs all the time, and also visits all imported objects."""
 PROCESS, ON_TIMER = "process()", "on_timer()"

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+Positions = npt.NDArray[np.int64]
+"""Positions of rows or keys."""
 NARROW_BYTES = (1 << 31) - 1
 """The most that one array of strings or bytes can hold."""
 

@@ -18,10 +18,11 @@ from penstock.config import Duration, duration_us, seconds
 from penstock.errors import ConfigError
 from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator, Spec, Task, TaskContext
 from penstock.operators.columns import as_batch
-from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, Timed, in_range, judged_by_time
+from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, in_range, judged_by_time
 from penstock.operators.grouping import PieceLimits, group_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.row_order import Numbers
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.operators.columns import as_batch
+from penstock.operators.row_order import Numbers
 from penstock.state.keys import Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.state.sizes import PART_BYTES, in_batches
@@ -28,7 +29,6 @@ from penstock.wording import counted
 
 Times = npt.NDArray[np.int64]
 """Microseconds since the epoch."""
-Numbers = npt.NDArray[np.int64]
 _BITS = 62
 
 
@@ -113,6 +113,9 @@ class OperatorClock:
         return replace(self, latest_us=latest_us, refuses_absurd=time.refuses_absurd)
 
 
+# ── late rows ──────────────────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class JudgedRows:
     """Rows that come in time, with their times, and the others."""
@@ -186,6 +189,9 @@ class LateRows:
     def batches(self) -> list[pa.RecordBatch]:
         """The late rows that are kept, in batches of the input's schema."""
         return self._batches
+
+
+# ── rows found by time ─────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,9 @@ def stable_order(sort_keys: SortKeys) -> npt.NDArray[np.int64]:
     return packed
 
 
+# ── pieces ─────────────────────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class PieceLimits:
     """A piece has at most so many bytes of rows, so many bytes of state, and so many rows and keys."""

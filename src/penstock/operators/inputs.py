@@ -102,6 +102,9 @@ def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
     return TaskRows(own, right=other.rename_columns([*right, SORT_KEY]))
 
 
+# ── checks of its columns ──────────────────────────────────────────────────────────────────────────
+
+
 def check_key_columns(uid: str, keys: Sequence[str], columns: Sequence[str]) -> None:
     """Refuse key columns that are not there."""
     for key in keys:

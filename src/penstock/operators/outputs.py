@@ -71,6 +71,9 @@ def untagged(rows: pa.RecordBatch, tags: Tags) -> dict[str, pa.RecordBatch]:
     return {RESULTS: rows.drop_columns(list(tags)).filter(is_result), **apart}
 
 
+# ── side outputs ───────────────────────────────────────────────────────────────────────────────────
+
+
 class SideOutput:
     """Another output of an operator, declared as a class attribute: `alerts = SideOutput("card string, amount decimal(12,2)")`.
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.operators.columns import Positions
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Grouped, Piece, PieceLimits, group_rows, pieces_with_state
 from penstock.operators.state.timers import AT, CLOCK, EVENT_TIME, KINDS, timer_table
@@ -17,16 +17,12 @@ from penstock.state.backends.base import OpenState, OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, concat_batches, sorting_positions
 from penstock.state.handle import Due
-from penstock.state.keys import SORT_KEY, KeyBatch
-from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
-
-Positions = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from penstock.state.keys import SORT_KEY, Flags, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Stamps
 
 _TIMER_AT, _TIMER_BY = "__penstock_timer_at", "__penstock_timer_by"
 """Beside the columns of rows, while keys with rows and keys with timers are brought into one order; null in rows."""
 _NOTHING = pa.schema([])
-Stamps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -179,6 +175,9 @@ def _apart(both: Grouped) -> tuple[Grouped, DueTimers]:
     timers = both.table.select([_TIMER_AT, _TIMER_BY]).filter(pa.array(is_timer))
     due = DueTimers(timers_before, timers.column(_TIMER_BY).to_numpy(), timers.column(_TIMER_AT).to_numpy())
     return Grouped(both.keys, both.starts - timers_before, rows), due
+
+
+# ── pieces of keys in time ─────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Run:
         self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
         before = self._reading.barrier.positions
         barrier = self._reading.read(read)
-        now_us = self._tell_time()
+        now_us = self._advance_clock()
         self._watermarks.know(named_partitions(barrier.positions, self._spec.event_times), now_us)
         clocks = self._watermarks.begin(
             now_us,
@@ -176,19 +176,19 @@ class Run:
     def begin_tick(self, mailbox: Address, *, looked_us: int | None = None) -> BatchUnderWay:
         """Begin a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
         self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
-        clocks = self._watermarks.begin(self._tell_time(), looked_us=looked_us, waiting=self._waiting)
+        clocks = self._watermarks.begin(self._advance_clock(), looked_us=looked_us, waiting=self._waiting)
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_end_of_time(self, mailbox: Address) -> BatchUnderWay:
         """Begin a batch that ends event time: everything that waits in event time is due. `begin_anew` must follow."""
         self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
-        clocks = self._watermarks.begin_end_of_time(self._tell_time())
+        clocks = self._watermarks.begin_end_of_time(self._advance_clock())
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_anew(self, mailbox: Address) -> BatchUnderWay:
         """Begin a batch that removes state which expired at the end of event time. After it, the watermark follows the rows again."""
         self._failures = FailureReports(self.next_batch, shows_rows=self._spec.shows_rows)
-        self._tell_time()
+        self._advance_clock()
         clocks = self._watermarks.begin_anew(self.next_batch)
         return self._begin(self._reading.barrier, clocks, mailbox, anew=True)
 
@@ -196,7 +196,7 @@ class Run:
     def _waiting(self) -> dict[str, int]:
         return waiting_in_event_time(self._handles.values())
 
-    def _tell_time(self) -> int:
+    def _advance_clock(self) -> int:
         self._now_us = max(self._now_us, in_microseconds(self._clock.wall()))
         return self._now_us
 

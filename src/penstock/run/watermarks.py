@@ -174,7 +174,7 @@ class Watermarks:
         self._reads = frozenset(reads)
         self._began_us = now_us if looked_us is None or not reads else looked_us
         self._looked_us = self._looked(looked_us, self._reads)
-        self._see_how_far_sources_are()
+        self._advance_sources()
         before = dict(self._applied)
         self._applied, self._silences = self._ahead(self._looked_us, self._reads, waiting)
         clocks = self._clocks(before, self._applied, now_us)
@@ -217,7 +217,7 @@ class Watermarks:
             self._reads & self._looked_us.keys()
         ):  # the batch contains everything that had arrived when it began
             self._looked_us[uid] = max(self._looked_us[uid], self._began_us)
-        self._see_how_far_sources_are()
+        self._advance_sources()
         if self._begins_anew:
             self._applied = {
                 operator: self._to_go_on_from.get(operator, LONG_AGO_US) for operator in self._applied
@@ -236,7 +236,7 @@ class Watermarks:
             for uid, before_us in self._looked_us.items()
         }
 
-    def _see_how_far_sources_are(self) -> None:
+    def _advance_sources(self) -> None:
         self._sources = {uid: source.at(self._looked_us[uid]) for uid, source in self._sources.items()}
 
     # ── what it comes to ───────────────────────────────────────────────────────────────────────

@@ -65,7 +65,7 @@ class StateDifference:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SavepointDifference:
     """All states of both sides."""
 
     states: tuple[StateDifference, ...]
@@ -78,7 +78,7 @@ class Difference:
         return all(state.is_same for state in self.states)
 
 
-def compare(before: Contents, after: Contents, *, examples: int = EXAMPLES) -> Difference:
+def compare(before: Contents, after: Contents, *, examples: int = EXAMPLES) -> SavepointDifference:
     """Read all state of both, and compare."""
     uids = [*before.operators, *(uid for uid in after.operators if uid not in before.operators)]
     states = [
@@ -88,7 +88,9 @@ def compare(before: Contents, after: Contents, *, examples: int = EXAMPLES) -> D
     ]
     sources = {**before.positions, **after.positions}
     pairs = {uid: (before.positions.get(uid), after.positions.get(uid)) for uid in sources}
-    return Difference(tuple(states), {uid: pair for uid, pair in pairs.items() if pair[0] != pair[1]})
+    return SavepointDifference(
+        tuple(states), {uid: pair for uid, pair in pairs.items() if pair[0] != pair[1]}
+    )
 
 
 def _operator(

@@ -63,7 +63,7 @@ class OperatorContents:
 
     @property
     def rows(self) -> int | None:
-        """Rows of all tables."""
+        """The number of rows in all tables."""
         every = [table.rows for table in self.tables.values()]
         return None if None in every else sum(filter(None, every))
 
@@ -122,12 +122,12 @@ class Contents:
 
     @property
     def source_watermarks(self) -> dict[str, datetime | None]:
-        """The same by source."""
+        """The event time reached by each source."""
         return {uid: watermark(one.watermark_us) for uid, one in self.barrier.time.sources.items()}
 
     @property
     def size(self) -> int:
-        """Bytes of all state."""
+        """The bytes of the state of all operators."""
         return sum(operator.size for operator in self.operators.values())
 
     def operator(self, uid: str) -> OperatorContents:
@@ -150,7 +150,7 @@ class Contents:
         return f"savepoint of job {self.job} at checkpoint {self.checkpoint}, made {at}{by}, in {self.uri}"
 
     def described(self) -> Iterator[str]:
-        """Lines for people."""
+        """The summary in lines of text for people."""
         yield str(self)
         yield f"  {self.mode}, parallelism {self.parallelism} of {self.max_parallelism}, {size(self.size)} of state"
         for source, at in self.positions.items():

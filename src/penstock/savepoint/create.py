@@ -54,7 +54,7 @@ from penstock.savepoint.manifest import (
     read_manifest,
 )
 from penstock.savepoint.stored_rows import StoredSubtask
-from penstock.savepoint.tables import note_file, table_file, write_table
+from penstock.savepoint.table_files import note_file, table_file, write_table
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.storage import Storage

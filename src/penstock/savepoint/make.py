@@ -34,7 +34,7 @@ from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration
 
 
-class SavepointRequest(msgspec.Struct, frozen=True):
+class ChildRequest(msgspec.Struct, frozen=True):
     """The line that the child process reads from its standard input."""
 
     storage: str
@@ -45,7 +45,7 @@ class SavepointRequest(msgspec.Struct, frozen=True):
     committed: bool = False
 
 
-class SavepointReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChildReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line that the child process writes: its progress, or why it failed."""
 
     done: int = 0
@@ -61,7 +61,7 @@ _CHILD_PROGRAM = (
 _LAST_BYTES = 500
 _RECEIVE = 65536
 _POLL_S = 0.2
-_SAID = msgspec.json.Decoder(SavepointReport)
+_SAID = msgspec.json.Decoder(ChildReport)
 
 
 def create_in_child_process(
@@ -84,7 +84,7 @@ def create_in_child_process(
         return create_savepoint(
             job_storage, completed, to, token=token, committed=committed, report=report_unless_given_up
         )
-    wish = SavepointRequest(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
+    wish = ChildRequest(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
     command = [sys.executable, "-P", "-c", _CHILD_PROGRAM]  # -P: import nothing from the driver's folder
     with (
         tempfile.TemporaryFile() as words,  # no pipe: it is read only at the end, and a full pipe would block the process
@@ -106,7 +106,7 @@ def _refuse_if(given_up: bool) -> None:
 
 def _listen(
     process: subprocess.Popen[bytes],
-    wish: SavepointRequest,
+    wish: ChildRequest,
     report: ReportProgress,
     words: IO[bytes],
     given_up: Callable[[], bool],
@@ -134,7 +134,7 @@ def _last(words: IO[bytes]) -> str:
     return words.read().decode(errors="replace").strip()
 
 
-def _lines(process: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> Iterator[SavepointReport]:
+def _lines(process: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> Iterator[ChildReport]:
     """The reports of the child. Other output of a new Python, and a line that was cut off by its death, are ignored."""
     if process.stdout is None:
         raise InternalError("the process that makes a savepoint has no output")
@@ -291,7 +291,7 @@ def _made_beside(job_storage: Storage, job: str, token: str) -> list[Storage]:
     return [open_storage(f"{beside}/{folder}") for folder in folders if f"-{token[:TOKEN_DIGITS]}-" in folder]
 
 
-_WISHES = msgspec.json.Decoder(SavepointRequest)
+_WISHES = msgspec.json.Decoder(ChildRequest)
 
 
 def main() -> None:
@@ -309,10 +309,10 @@ def main() -> None:
             open_storage(wish.to),
             token=wish.token,
             committed=wish.committed,
-            report=lambda done, of: _say(SavepointReport(done, of)),
+            report=lambda done, of: _say(ChildReport(done, of)),
         )
     except Exception as error:  # noqa: BLE001 - raised again in the driver
-        _say(SavepointReport(failed=str(error) or type(error).__name__, error=type(error).__name__))
+        _say(ChildReport(failed=str(error) or type(error).__name__, error=type(error).__name__))
 
 
 def _end_with_the_driver() -> None:
@@ -321,7 +321,7 @@ def _end_with_the_driver() -> None:
     os._exit(1)
 
 
-def _say(said: SavepointReport) -> None:
+def _say(said: ChildReport) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
     sys.stdout.buffer.flush()
 

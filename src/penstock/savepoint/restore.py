@@ -44,7 +44,7 @@ from penstock.recovery.restore_plan import plan_restore, unknown_end
 from penstock.recovery.started_batches import last_started
 from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile
-from penstock.savepoint.tables import Load, checked_bytes
+from penstock.savepoint.table_files import Load, checked_bytes
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import make_job_dir, run_dir
 from penstock.storage import Storage

@@ -23,7 +23,7 @@ from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
 from penstock.savepoint.manifest import SavedFile
-from penstock.savepoint.tables import read_table
+from penstock.savepoint.table_files import read_table
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, Workplace
 from penstock.state.backends.sorted_file import file_label

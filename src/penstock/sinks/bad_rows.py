@@ -1,4 +1,4 @@
-"""Rows that a target does not take, found out in the task, while the job can go back: how they are named and refused. Executors."""
+"""Refuses rows that a target does not accept, in the task, while the job can still go back. Executors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.wording import counted
 
 _SHOWN_CHARACTERS = 500
 Change = tuple[str, pa.BooleanArray, str]
-"""A column, which of its values the server would change without a word, and what it would do to them."""
+"""A column, a mask of the values that the server would silently change, and what it would do to them."""
 
 
 def refuse_changed(batch: pa.RecordBatch, table: str, changes: Iterable[Change]) -> None:
-    """Refuse the first row with a value that the server would not store as it is; a null is never one."""
+    """Refuse the first row with a value that the server would not store unchanged; nulls are always accepted."""
     for name, changed, why in changes:
         at = pc.index(changed, value=True).as_py()
         if at >= 0:
@@ -25,7 +25,7 @@ def refuse_changed(batch: pa.RecordBatch, table: str, changes: Iterable[Change])
 
 
 def refuse_null_keys(batch: pa.RecordBatch, columns: Iterable[str], key: str) -> None:
-    """Refuse rows without a value in one of these columns; `key` says what they belong to."""
+    """Refuse rows with a null in one of these columns; `key` describes the key for the message."""
     for name in columns:
         nulls = batch.column(name).null_count
         if nulls:
@@ -36,7 +36,7 @@ def refuse_null_keys(batch: pa.RecordBatch, columns: Iterable[str], key: str) ->
 
 
 def row_at(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
-    """One row for a message, whatever is in it: text that is no UTF-8 as bytes, and a name of its type for what Python does not have."""
+    """Return one row for a message. Text that is not UTF-8 becomes bytes, a value that Python cannot hold becomes the name of its type."""
     return {
         name: _value(column[index]) for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
@@ -47,22 +47,22 @@ def _value(scalar: pa.Scalar) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError:
         is_text = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
-        return scalar.as_buffer().to_pybytes() if is_text else f"<{scalar.type} with text that is no UTF-8>"
+        return scalar.as_buffer().to_pybytes() if is_text else f"<{scalar.type} with text that is not UTF-8>"
     except (ValueError, OverflowError):
         return f"<{scalar.type} out of Python's range>"
 
 
 def shown_row(row: Mapping[str, Any]) -> str:
-    """Write a row for a message, cut where it is long."""
+    """Format a row for a message, shortened if it is long."""
     text = ", ".join(f"{name}={value!r}" for name, value in row.items())
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadRecordError:
-    """Say which row the table refuses, if the server has told."""
+    """The error for a row that the table refuses; `row` is None if the server does not say which one."""
     which = "" if row is None else f"; the row is {shown_row(row)}"
     return BadRecordError(
-        f"table {table} refuses a row: {cause}{which}. Nothing of this batch was kept; filter or repair such rows before "
+        f"table {table} refuses a row: {cause}{which}. No row of this batch was kept; filter or repair such rows before "
         "write_to, or change the table",
         table=table,
         cause=cause,
@@ -72,7 +72,7 @@ def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadReco
 
 
 def value_bytes(batch: pa.RecordBatch) -> list[pa.Array]:
-    """The sizes in each column of texts or bytes; null counts nothing."""
+    """Return the sizes of the values in each column of text or bytes; a null has size 0."""
     return [
         pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
         for column in batch.columns
@@ -81,7 +81,7 @@ def value_bytes(batch: pa.RecordBatch) -> list[pa.Array]:
 
 
 def row_bytes(batch: pa.RecordBatch) -> list[pa.Array]:
-    """The size of each row, texts and bytes only."""
+    """Return the size of each row, counting text and bytes only."""
     sizes = value_bytes(batch)
     total = sizes[:1]
     for more in sizes[1:]:
@@ -90,11 +90,11 @@ def row_bytes(batch: pa.RecordBatch) -> list[pa.Array]:
 
 
 def refuse_large(sizes: list[pa.Array], longest_bytes: int, what: str) -> None:
-    """Raise `BadRecordError` if one is larger than the target takes."""
+    """Raise `BadRecordError` if a value or row is larger than the target accepts."""
     largest = max((pc.max(size).as_py() or 0 for size in sizes), default=0)
     if largest > longest_bytes:
         raise BadRecordError(
-            f"{what} may have {longest_bytes} bytes, but one has {largest}; filter such rows before write_to",
+            f"{what} may have at most {longest_bytes} bytes, but one has {largest}; filter such rows before write_to",
             size_bytes=largest,
             limit_bytes=longest_bytes,
         )

@@ -1,16 +1,16 @@
-"""The sink `DeltaLake`: rows in a Delta table. Parquet files are staged in tasks; one Delta commit a checkpoint, on the driver.
+"""The sink `DeltaLake`: rows in a Delta table. Parquet files are staged in tasks; the driver makes one Delta commit per checkpoint.
 
-The files go the way of `files`: staged below `_penstock`, then moved to their places in the table's folder, where no reader of
-Delta looks for them. The Delta commit that names them all comes between the move and the commit log:
+The files are handled as in `files`: staged below `_penstock`, then moved to their places in the table's folder, where readers of
+Delta do not look for them. The Delta commit that names them all comes between the move and the commit log:
 
     found                                   meaning                       commit             abort
     moved, not in the table                 not committed                 commit to Delta    take the files back
     moved, in the table, no log entry       committed, not recorded       record it          record it, touch no file
 
 Each Delta commit carries an application transaction (the job and sink, and the number of the checkpoint) and the names of Penstock's
-transactions. Delta accepts the same application version twice and would double the rows, so it is read first. A version that is not
-older is only a doubt, not a proof: numbers begin again when a job's storage is deleted or an older checkpoint is restored. In
-doubt, the table's files and history are asked for the transaction itself.
+transactions. Delta accepts the same application version twice and would duplicate the rows, so the version is read first. A version
+that is not older proves nothing: numbers start again when a job's storage is deleted or an older checkpoint is restored. In that
+case the table's files and history are searched for the transaction itself.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from penstock.storage.file_system import sync_file, sync_folder
 from penstock.wording import counted
 
 _KNOWN_FEATURES = {"appendOnly", "checkConstraints", "invariants", "timestampNtz", "v2Checkpoint"}
-"""What a table may ask of its writers without asking anything of an append of plain Parquet files."""
+"""Writer features that require nothing special of an append of plain Parquet files."""
 _PLAIN_WRITER_VERSION = 3
-"""From 3 on a table may have constraints. They are looked for by themselves: one that was dropped leaves the version behind."""
+"""From version 3 on a table may have constraints. They are checked separately, because dropping one does not lower the version."""
 _FEATURES_WRITER_VERSION = 7
 
 
 def create_table(deltalake: Any, path: Path, schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Create the table if there is none."""
+    """Create the table if it does not exist."""
     try:
         if not deltalake.DeltaTable.is_deltatable(str(path)):
             deltalake.DeltaTable.create(
@@ -69,7 +69,7 @@ def check_table(deltalake: Any, table: Any, schema: pa.Schema, partition_by: Seq
     found = list(table.metadata().partition_columns)
     if found != list(partition_by):
         raise ConfigError(
-            f"the Delta table {table.table_uri} is partitioned by {found}, the sink by {list(partition_by)}; say partition_by={found}",
+            f"the Delta table {table.table_uri} is partitioned by {found}, the sink by {list(partition_by)}; set partition_by={found}",
             partition_by=found,
         )
     _check_features(table)
@@ -89,13 +89,13 @@ def refuse_nulls(
     forbidden = sorted(nulls & set(never_null(table, list(nulls))))
     if forbidden:
         raise ConfigError(
-            f"the Delta table {table.table_uri} allows no null in {forbidden}, and here are some",
+            f"the Delta table {table.table_uri} allows no null in {forbidden}, but the file has nulls there",
             columns=forbidden,
         )
 
 
 def never_null(table: Any, columns: Sequence[str]) -> tuple[str, ...]:
-    """The written columns in which the table allows no null."""
+    """Return the written columns in which the table allows no null."""
     return tuple(
         field.name for field in table.schema().fields if field.name in columns and not field.nullable
     )
@@ -109,14 +109,14 @@ def _check_features(table: Any) -> None:
     rules = sorted(name for name in settings if name.startswith("delta.constraints."))
     if rules or not (plain or listed):
         raise ConfigError(
-            f"the Delta table {table.table_uri} asks more of its writers than appending files: writer version "
+            f"the Delta table {table.table_uri} requires more of its writers than appending files: writer version "
             f"{protocol.min_writer_version}, features {sorted(features)}, constraints {rules}; write to a plain table",
             features=sorted(features),
         )
 
 
 def _in_words(kind: Any) -> str:
-    """What Delta calls a type: 'long' for a primitive one."""
+    """Return the name of a type in Delta, such as 'long'."""
     name = getattr(kind, "type", kind)
     return name if isinstance(name, str) else str(kind)
 
@@ -125,7 +125,10 @@ def _check_columns(deltalake: Any, table: Any, schema: pa.Schema, in_folders: se
     try:
         written = {field.name: field for field in deltalake.Schema.from_arrow(schema).fields}
     except Exception as error:
-        raise ConfigError(f"these columns have no form in Delta: {error}", schema=str(schema)) from error
+        raise ConfigError(
+            f"these columns cannot be stored in Delta: {error}; cast or drop them before write_to",
+            schema=str(schema),
+        ) from error
     declared = {field.name: field for field in table.schema().fields}
     for name, field in written.items():
         if name not in declared or declared[name].type != field.type:
@@ -181,20 +184,20 @@ class DeltaLake(Files):
         self._never_null = never_null(table, schema.names)
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """Add rows; a null that the table forbids is refused while the job can go back."""
+        """Add rows; a null that the table does not allow is refused while the job can still go back."""
         for name in self._never_null:
             column = batch.column(name)
             nulls = column.null_count + (_empty_texts(column) if name in self.partition_by else 0)
             if nulls:
                 raise BadRecordError(
                     f"column {name!r} of the Delta table {self.path} may not be null, but is in {counted(nulls, 'row')}; filter or fill "
-                    "them before write_to (in a column of partition_by an empty text is null, too)",
+                    "them before write_to (in a column of partition_by an empty string counts as null)",
                     column=name,
                 )
         super().write(transaction, batch)
 
     def _publish(self, moved: Mapping[StagedTransaction, StagedManifest]) -> None:
-        """Name all files in one Delta commit, without those of transactions that the table has."""
+        """Add all files in one Delta commit, except those of transactions that the table already has."""
         if not moved:
             return
         with self._table_errors():
@@ -225,7 +228,7 @@ class DeltaLake(Files):
         self._sync_log(before, deltalake.DeltaTable(self.path).version())
 
     def _sync_log(self, before: int, after: int) -> None:
-        """Delta's writer leaves syncing to the system; the commit log may not be more durable than the commit."""
+        """Sync Delta's log, which its writer does not: the commit log must not be more durable than the commit."""
         log = self.path / "_delta_log"
         with storage_errors("make durable", log):
             for version in range(before + 1, after + 1):
@@ -238,7 +241,7 @@ class DeltaLake(Files):
         path = self.path / file.final
         with storage_errors("read", path):
             if not path.exists() or path.stat().st_size != file.size_bytes:
-                raise self._lost(transaction, f"its file {path} is not there as it was written")
+                raise self._lost(transaction, f"its file {path} is missing or was changed")
             content = pyarrow.parquet.ParquetFile(path)
         self._refuse_misfit(table, transaction, content, partition_values(file.final))
         return _package().transaction.AddAction(
@@ -257,9 +260,9 @@ class DeltaLake(Files):
         content: pyarrow.parquet.ParquetFile,
         partition: Mapping[str, str | None],
     ) -> None:
-        """Delta takes any file for any table: one that was changed since the rows were written would show them as nulls, or not at all.
+        """Refuse a file that no longer fits the table. Delta does not check this, and would show the rows as nulls or not at all.
 
-        A change after this look makes the Delta commit fail: it is tried again, and looks again.
+        A change of the table after this check makes the Delta commit fail. It is retried, with the check.
         """
         try:
             check_table(_package(), table, content.schema_arrow, tuple(partition))
@@ -285,9 +288,9 @@ class DeltaLake(Files):
             return self._is_in(deltalake.DeltaTable(self.path), transaction)
 
     def _take_back(self, transaction: StagedTransaction) -> None:
-        """A commit that Delta has is recorded, so that it is known for good; any other gives its files back.
+        """Record a commit that the table has; otherwise delete its files.
 
-        Files are about to be deleted, so the application version is no proof: in another life of the job it began again.
+        Before files are deleted, the application version is not proof enough: it starts again when the job's storage is deleted.
         """
         with self._table_errors():
             named = (self._staging(transaction) / MOVING).exists() and self._names(
@@ -299,12 +302,12 @@ class DeltaLake(Files):
             super()._take_back(transaction)
 
     def _is_in(self, table: Any, transaction: StagedTransaction) -> bool:
-        """Whether a Delta commit has this transaction: usually one look at the application version."""
+        """Return whether a Delta commit has this transaction. Usually the application version answers it."""
         version = table.transaction_version(app_id(transaction.job, transaction.sink))
         return version is not None and version >= transaction.checkpoint and self._names(table, transaction)
 
     def _names(self, table: Any, transaction: StagedTransaction) -> bool:
-        """Whether the table has its files, or had them before somebody rewrote them."""
+        """Return whether the table has the files of a transaction, or had them before they were rewritten."""
         prefix = name_prefix(transaction)
         if any(Path(uri).name.startswith(prefix) for uri in table.file_uris()):
             return True
@@ -314,32 +317,32 @@ class DeltaLake(Files):
     def _table_errors(
         self, kind: type[PenstockError] = UnavailableError, follows: str = "check the table and its folder"
     ) -> Iterator[None]:
-        """Report whatever Delta says, once the job runs as something that may pass."""
+        """Translate errors of Delta: by default, while the job runs, into `UnavailableError`, which is retried."""
         try:
             yield
         except _package().exceptions.DeltaError as error:
-            text = str(error).partition("\n")[0]  # a stack of the library follows
+            text = str(error).partition("\n")[0]  # a stack trace of the library follows
             raise kind(
-                f"the Delta table {self.path} did not do as asked: {type(error).__name__}: {text}; {follows}",
+                f"the Delta table {self.path} cannot be used: {type(error).__name__}: {text}; {follows}",
                 path=str(self.path),
                 cause=text,
             ) from error
 
 
 def app_id(job: str, sink: str) -> str:
-    """Under which name a sink's application transactions stand in the table."""
+    """Return the id of a sink's application transactions in the table."""
     return f"penstock.{job}.{sink}"
 
 
 def _empty_texts(column: pa.Array) -> int:
-    """How many there are: as the name of a folder, an empty text is null."""
+    """Count the empty strings, which become null as the name of a folder."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return 0
     return pc.sum(pc.equal(pc.binary_length(column), 0)).as_py() or 0
 
 
 def partition_values(final: str) -> dict[str, str | None]:
-    """The values in the folders of a path, as Delta writes them."""
+    """Return the partition values in a path, as Delta writes them."""
     pairs = (folder.partition("=") for folder in PurePosixPath(final).parent.parts)
     return {unquote(name): None if value == NULL_VALUE else unquote(value) for name, _, value in pairs}
 

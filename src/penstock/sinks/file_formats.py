@@ -1,4 +1,4 @@
-"""The formats of the `Files` sink: what each can hold (`check`, driver), how rows get in (executors)."""
+"""The formats of the `Files` sink: the columns that each can hold (driver), and how rows are written (executors)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import json_lines, refuse_odd_years, unsupported_in_json
+from penstock.sinks.sql.values import is_bytes
 from penstock.state.ddl import spark_type
 
 MAX_BUFFERED_BYTES = 64 << 20
@@ -21,20 +22,20 @@ _IN_NUMBERS_AND_TIMES = "+-.: "
 
 
 class RowFile(ABC):
-    """One file that is being written. `buffered_bytes` is what `flush` would move from memory to the file."""
+    """One file that is being written. `flush` moves `buffered_bytes` from memory to the file."""
 
     buffered_bytes: int = 0
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add rows to the file."""
 
-    def flush(self) -> None:  # noqa: B027 - most formats keep no rows back
-        """Hand the rows kept in memory to the file."""
+    def flush(self) -> None:  # noqa: B027 - most formats buffer no rows
+        """Write buffered rows to the file."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left and close the file; whoever needs it durable syncs it afterwards."""
+        """Write buffered rows and close the file. It is not synced."""
 
 
 class FileFormat(ABC):
@@ -44,11 +45,11 @@ class FileFormat(ABC):
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that the format cannot hold with `ConfigError`."""
+        """Raise `ConfigError` for columns that the format cannot hold."""
 
     @abstractmethod
     def open(self, path: Path, schema: pa.Schema) -> RowFile:
-        """Begin a file; an empty one may be there, and keeps its mode."""
+        """Begin a file; an existing empty one keeps its mode."""
 
 
 class Parquet(FileFormat):
@@ -64,14 +65,15 @@ class Parquet(FileFormat):
 
     @override
     def check(self, schema: pa.Schema) -> None:
-        """An empty file in memory shows what pyarrow refuses."""
+        """Write an empty file in memory to find out what pyarrow refuses."""
         try:
             pyarrow.parquet.ParquetWriter(
                 pa.BufferOutputStream(), schema, compression=self.compression
             ).close()
         except (pa.ArrowException, ValueError, OSError) as error:
             raise ConfigError(
-                f"these columns cannot be written as Parquet with compression {self.compression!r}: {error}",
+                f"these columns cannot be written as Parquet with compression {self.compression!r}: {error}; cast or drop them, or "
+                "use another compression",
                 schema=str(schema),
             ) from error
 
@@ -108,7 +110,7 @@ class _ParquetFile(RowFile):
 
 
 class JsonLinesFormat(FileFormat):
-    """One JSON object a line; see `penstock.sinks.json_text` for the form of the values."""
+    """One JSON object per line; see `penstock.sinks.json_text` for the form of the values."""
 
     extension = "json"
 
@@ -119,8 +121,7 @@ class JsonLinesFormat(FileFormat):
             if part is not None:
                 raise ConfigError(
                     f"column {field.name!r} of type {spark_type(field.type)} cannot be written as JSON: there is no "
-                    f"form for {part}; "
-                    "cast or drop it before write_to",
+                    f"form for {part}; cast or drop it before write_to",
                     column=field.name,
                 )
 
@@ -150,8 +151,8 @@ class Csv(FileFormat):
             raise ConfigError(f"delimiter must be one ASCII character, not {delimiter!r}")
         if delimiter.isalnum() or delimiter in _IN_NUMBERS_AND_TIMES:
             raise ConfigError(
-                f"delimiter {delimiter!r} can be part of a number, a time or a truth value, which are written without quotes: no reader "
-                "could tell where a field ends; use a comma, a semicolon, a tab or a bar",
+                f"delimiter {delimiter!r} can be part of a number, a time or a boolean, which are written without quotes: no reader "
+                "could find the end of a field; use a comma, a semicolon, a tab or a bar",
                 delimiter=delimiter,
             )
         if not isinstance(header, bool):
@@ -164,9 +165,8 @@ class Csv(FileFormat):
         for field in schema:
             if _no_csv_form(field.type):
                 raise ConfigError(
-                    f"column {field.name!r} of type {spark_type(field.type)} cannot be written as CSV; use to_json() "
-                    "or base64() on it "
-                    "before write_to, or take format='parquet' or 'json'",
+                    f"column {field.name!r} of type {spark_type(field.type)} cannot be written as CSV; use to_json() or base64() on it "
+                    "before write_to, or use format='parquet' or 'json'",
                     column=field.name,
                 )
 
@@ -195,20 +195,14 @@ class _CsvFile(RowFile):
 def _no_csv_form(data_type: pa.DataType) -> bool:
     if pa.types.is_dictionary(data_type):
         return _no_csv_form(data_type.value_type)
-    binary = (
-        pa.types.is_binary(data_type)
-        or pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-        or pa.types.is_binary_view(data_type)
-    )
-    return bool(binary or pa.types.is_nested(data_type) or pa.types.is_interval(data_type))
+    return is_bytes(data_type) or pa.types.is_nested(data_type) or bool(pa.types.is_interval(data_type))
 
 
 _FORMATS: dict[str, type[FileFormat]] = {"parquet": Parquet, "json": JsonLinesFormat, "csv": Csv}
 
 
 def file_format(name: str, options: dict[str, Any]) -> FileFormat:
-    """Build a format from what the user gave."""
+    """Build a format from the user's settings."""
     kind = _FORMATS.get(name)
     if kind is None:
         raise ConfigError(f"format {name!r} is not known; use one of {sorted(_FORMATS)}", format=name)

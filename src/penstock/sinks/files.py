@@ -2,10 +2,10 @@
 
     <path>/part-<run>-<checkpoint>-<subtask>-<attempt>-<token>.parquet   what readers see
     <path>/_penstock/<job>/<sink>/<transaction>/                         staged, see `staged_files`
-    <path>/_penstock/<job>/<sink>/committed/                             proofs of commit, see `commit_log`
+    <path>/_penstock/<job>/<sink>/committed/                             the log of commits, see `staging`
 
 A commit is: rename `manifest` to `moving`; rename each staged file into place; sync the folders; write the
-commit log; remove `moving` and the staging folder. What a crash leaves, and what is made of it next:
+commit log; remove `moving` and the staging folder. After a crash:
 
     found                               meaning                   commit           abort
     manifest, all files staged          not begun                 move             delete
@@ -15,8 +15,8 @@ commit log; remove `moving` and the staging folder. What a crash leaves, and wha
     log entry, nothing left             committed                 nothing to do    nothing to do
     no folder, no log entry             never staged, or aborted  CommitLostError  nothing to do
 
-Once `moving` exists, a staged file that is gone has been moved: if it is not in its place either, a
-reader's compaction or a person took it, and that is theirs to do.
+Once `moving` exists, a missing staged file has been moved. If it is not in its final place either, a
+compaction or a person has removed it, which they may do.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ _ABORTED = ".aborted"
 
 
 class Files(TwoPhaseCommitSink):
-    """Files in a folder that any reader can list: a file is there whole or not at all.
+    """Writes files to a folder that any reader can list; each file appears complete.
 
     `path` is a folder on a file system that the driver and all executors share. `format` is "parquet"
-    (options `compression`, `row_group_rows`), "json" (one object a line) or "csv" (options `delimiter`,
-    `header`). `partition_by` puts rows into Hive-style folders; each file still appears whole, but several
-    files of one commit appear one after the other.
+    (options `compression`, `row_group_rows`), "json" (one object per line) or "csv" (options `delimiter`,
+    `header`). `partition_by` puts rows into Hive-style folders; the files of one commit then appear one
+    after the other.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Files(TwoPhaseCommitSink):
         check_writable(self.path / _HIDDEN, called, below=self.path.parent)
 
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """Make the staging folder of one attempt."""
+        """Create the staging folder of one attempt."""
         transaction = StagedTransaction.begin(context)
         folder = self._staging(transaction)
         with storage_errors("stage files in", folder):
@@ -154,7 +154,7 @@ class Files(TwoPhaseCommitSink):
             self._tidy(transaction)
 
     def abort(self, transaction: Transaction) -> None:
-        """Delete what is staged, and take back what a commit that never finished has moved."""
+        """Delete the staged files, and the files that an unfinished commit has moved."""
         target = StagedTransaction.read(transaction)
         if self._writing is not None and is_open(self._writing, target):
             self._writing.discard()
@@ -164,14 +164,12 @@ class Files(TwoPhaseCommitSink):
         with storage_errors("delete", folder):
             self._take_back(target)
             if folder.exists():
-                folder.rename(
-                    aborted
-                )  # from here on no commit can take a half deleted folder for a whole one
+                folder.rename(aborted)  # so that no commit takes a half deleted folder for a complete one
             if aborted.exists():
                 shutil.rmtree(aborted)
 
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:
-        """List the staging folders that are left, half aborted ones included, without those the log knows."""
+        """List the remaining staging folders, including half aborted ones, except those that the log has as committed."""
         with storage_errors("list", self._owner(job, sink)):
             names = names_in(self._owner(job, sink))
         found = [StagedTransaction.parse(job, sink, name.removesuffix(_ABORTED)) for name in names]
@@ -187,7 +185,7 @@ class Files(TwoPhaseCommitSink):
         return self._log(job, sink).newest()
 
     def _publish(self, moved: Mapping[StagedTransaction, StagedManifest]) -> None:
-        """Tell readers of files that are durable in their places; listing the folder is enough for plain files."""
+        """Announce files that are durable in their final places. Plain files need nothing: readers list the folder."""
 
     def _owner(self, job: str, sink: str) -> Path:
         return self.path / _HIDDEN / job / sink
@@ -205,7 +203,7 @@ class Files(TwoPhaseCommitSink):
         return begun(self, self._writing, transaction)
 
     def _claim(self, transaction: StagedTransaction) -> StagedManifest | None:
-        """Begin, or go on with, the move; None when a commit before did it all."""
+        """Begin or resume the move; None if an earlier commit finished it."""
         folder = self._staging(transaction)
         with storage_errors("read", folder):
             try:
@@ -222,7 +220,7 @@ class Files(TwoPhaseCommitSink):
         return None
 
     def _move(self, transaction: StagedTransaction, manifest: StagedManifest) -> set[Path]:
-        """Rename each file into place; returns the folders whose names changed."""
+        """Move each file to its final place; returns the folders to sync."""
         folders: set[Path] = set()
         for file in manifest.files:
             source, target = self._staging(transaction) / file.staged, self.path / file.final
@@ -244,7 +242,7 @@ class Files(TwoPhaseCommitSink):
                 (self.path / file.final).unlink(missing_ok=True)
 
     def _tidy(self, transaction: StagedTransaction) -> None:
-        """Remove what is left of a recorded commit; it never deletes a file of rows."""
+        """Remove the remains of a recorded commit, but never a file with rows."""
         folder = self._staging(transaction)
         with storage_errors("tidy up", folder):
             (folder / MOVING).unlink(missing_ok=True)

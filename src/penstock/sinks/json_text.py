@@ -1,7 +1,7 @@
 """Arrow values as JSON text. Executors.
 
 Dates and timestamps are ISO 8601 (with a time zone: in UTC, ending in 'Z'), decimals are strings, bytes are
-base64, maps are objects. JSON knows no NaN and no infinity: they become null.
+base64, maps are objects. JSON has neither NaN nor infinity: they become null.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ def json_texts(column: pa.Array) -> pa.Array:
 
 
 def timestamp_texts(column: pa.Array) -> pa.Array:
-    """Write timestamps in ISO 8601 with all the digits that their unit has, so that texts sort like times."""
+    """Write timestamps in ISO 8601 with all digits of their unit, so that the texts sort like the times."""
     in_utc = column.view(pa.timestamp(column.type.unit))
     check_years(column.view(pa.int64()), units_per_day=86_400 * _PER_SECOND[column.type.unit])
     return pc.strftime(in_utc, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
 
 
 def check_years(column: pa.Array, *, units_per_day: int) -> None:
-    """Refuse times outside the years 1 to 9999, for which Arrow writes nonsense without a word."""
+    """Refuse times outside the years 1 to 9999, for which Arrow silently writes nonsense."""
     ends = pc.min_max(column).as_py()
     if ends["min"] is not None and not (
         _FIRST_DAY * units_per_day <= ends["min"] and ends["max"] < (_LAST_DAY + 1) * units_per_day
     ):
-        raise pa.ArrowInvalid("a date or time lies outside the years 1 to 9999")
+        raise pa.ArrowInvalid("a date or time is outside the years 1 to 9999")
 
 
 def refuse_odd_years(batch: pa.RecordBatch) -> None:
-    """Refuse, by the name of their column, dates and times that have no text which others read back."""
+    """Refuse dates and times that other programs could not read back from text, naming the column."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             if pa.types.is_date(column.type):
@@ -100,7 +100,7 @@ def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Python values in which every map is a dictionary. Arrow itself makes lists of pairs of them, before version 20 always."""
+    """Return Python values in which every map is a dictionary. Arrow makes lists of pairs, before version 20 always."""
     values: list[Any] = column.to_pylist()
     if not _has_map(column.type):
         return values
@@ -116,7 +116,7 @@ def _with_dictionaries(value: Any, kind: pa.DataType) -> Any:
         return [_with_dictionaries(item, kind.value_type) for item in value]
     made = {key: _with_dictionaries(item, kind.item_type) for key, item in value}
     if len(made) != len(value):
-        raise KeyError("a key stands twice in a map")
+        raise KeyError("a map has the same key twice")
     return made
 
 
@@ -127,7 +127,7 @@ def _has_map(data_type: pa.DataType) -> bool:
 
 
 def _with_timestamp_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Arrow formats a column many times faster than Python builds its datetimes."""
+    """Format timestamps with Arrow, which is many times faster than building Python datetimes."""
     for index, field in enumerate(batch.schema):
         if pa.types.is_timestamp(field.type):
             batch = batch.set_column(index, field.name, timestamp_texts(batch.column(index)))
@@ -135,7 +135,7 @@ def _with_timestamp_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _encodable(data_type: pa.DataType) -> pa.DataType:
-    """Python's datetime holds microseconds, and one zone for all makes texts comparable."""
+    """Return the type to cast to: Python's datetime holds microseconds, and one time zone makes texts comparable."""
     if pa.types.is_nested(data_type):
         return _encodable_nested(data_type)
     if pa.types.is_timestamp(data_type):

@@ -1,23 +1,21 @@
 """The sink `Redis`: upserts by key into hashes, texts or JSON texts. Tasks, or the driver; see `upsert`.
 
-What keeps a task or a driver that was taken for dead from putting old values back into Redis. Tasks, or the driver.
+Fences keep a task or a driver that was presumed dead from writing old values to Redis:
 
     _penstock:<job>:<sink>      "<run> <batch>", the newest that has written
-    _penstock:<job>             "<run> 0", the newest run of which any sink has written at once
-    _penstock:<job>/staged      the same for what is written with the checkpoint
+    _penstock:<job>             "<run> 0", the newest run in which any sink has written at once
+    _penstock:<job>/staged      the same for rows that are written with the checkpoint
 
-Each call looks at two of them under WATCH and writes in the same MULTI: whoever is older is refused, and whoever was frozen between the
-look and the write finds that a key has changed. A key a sink, not one a value: values stay what the user asked for.
+Each call reads two of them under WATCH and writes in the same MULTI. An older run is refused; a process that was frozen between the
+two steps finds that a key has changed. There is one fence per sink, not one per value, so that values are exactly what the user asked for.
 
-The keys of the job are for a sink with a new uid: a task of an older run, in which it had another, is refused all the same. There are two
-because a run repeats what an older one has promised, and may by then have written at once. Among staged rows it cannot have: it commits
-those of its own only with a checkpoint that makes the older promise void.
+The two keys of the job cover a sink whose uid changed: a task of an older run, which used the old uid, is refused as well. There are two
+because a run repeats what an older run promised, and may already have written at once by then. For staged rows this cannot happen: a run
+commits its own staged rows only with a checkpoint that supersedes the older promise.
 
-Rows as Redis keeps them: a key made of columns, and a hash, a text or a JSON object. Executors.
-
-A prepared batch has the column of keys first, then whether the key is deleted, then what is written. Numbers are written in
+A prepared batch has the column of keys first, then whether the key is deleted, then the values. Numbers are written in
 digits (a boolean is 1 or 0; NaN and the infinities are nan, inf and -inf), times in ISO 8601, decimals with all digits, bytes as they
-are, lists and structs as JSON. Redis has no null: a field that is null is removed from its hash, a text that is null with its key.
+are, lists and structs as JSON. Redis has no null: a null field is removed from its hash, and a null text is deleted with its key.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from penstock.state.ddl import spark_type
 
 
 class KeyTemplate:
-    """A text such as 'views:{app}' in which columns stand in braces; '{{' is a brace."""
+    """A text such as 'views:{app}' with columns in braces; '{{' stands for a brace."""
 
     def __init__(self, template: str) -> None:
         if not isinstance(template, str):
@@ -53,17 +51,17 @@ class KeyTemplate:
         try:
             self.parts = list(Formatter().parse(template))
         except ValueError as error:
-            raise ConfigError(f"key {template!r} cannot be understood: {error}", key=template) from error
+            raise ConfigError(f"key {template!r} cannot be parsed: {error}", key=template) from error
         self.columns = [column for _, column, _, _ in self.parts if column is not None]
         odd = any(spec or conversion for _, _, spec, conversion in self.parts)
         if not self.columns or "" in self.columns or odd:
             raise ConfigError(
-                f"key {template!r} must name at least one column in braces, without anything else in them, such as 'views:{{app}}'",
+                f"key {template!r} must have at least one column name in braces, and nothing else in them, such as 'views:{{app}}'",
                 key=template,
             )
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that are missing or have no one text."""
+        """Refuse columns that are missing or cannot be part of a key."""
         for name in self.columns:
             check_column("key", name, schema)
             kind = schema.field(name).type
@@ -75,7 +73,7 @@ class KeyTemplate:
                 )
 
     def texts(self, stored: pa.RecordBatch) -> pa.Array:
-        """The key of each row; a null in it is refused."""
+        """Return the key of each row; a null in it is refused."""
         refuse_null_keys(stored, self.columns, repr(self.template))
         pieces: list[pa.Array | pa.Scalar] = []
         for literal, column, _, _ in self.parts:
@@ -86,21 +84,21 @@ class KeyTemplate:
 
 
 class RedisForm:
-    """Which columns are written, and as what: kind is 'hash', 'text' or 'json'."""
+    """The columns that are written and their form: `kind` is 'hash', 'text' or 'json'."""
 
     def __init__(self, kind: str, columns: Sequence[str] | None) -> None:
         self.kind = kind
         self.columns = columns
-        """None: all that are neither in the key nor the mark of a deletion."""
+        """None means all columns except those of the key and `delete_when`."""
 
     def written(self, names: Sequence[str], taken: set[str]) -> list[str]:
-        """The columns to write."""
+        """Return the names of the columns to write."""
         if self.columns is not None:
             return list(self.columns)
         return [name for name in names if name not in taken]
 
     def check(self, schema: pa.Schema, taken: set[str]) -> None:
-        """Refuse columns that are missing or have no form."""
+        """Refuse columns that are missing or cannot be written."""
         columns = self.written(schema.names, taken)
         if not columns:
             raise ConfigError(
@@ -111,11 +109,12 @@ class RedisForm:
             part = unsupported_in_json(schema.field(name).type)
             if part is not None:
                 raise ConfigError(
-                    f"column {name!r} cannot be written to Redis: there is no form for {part}", column=name
+                    f"column {name!r} cannot be written to Redis: there is no form for {part}; cast or drop it before write_to",
+                    column=name,
                 )
 
     def values(self, batch: pa.RecordBatch, stored: pa.RecordBatch, taken: set[str]) -> pa.RecordBatch:
-        """What is written of each row, one column a field, or one column in all."""
+        """Return the values to write: one column for each field, or a single column."""
         columns = self.written(batch.schema.names, taken)
         if self.kind == "json":
             lines = json_lines(batch.select(columns)).split(b"\n")[: batch.num_rows]
@@ -124,7 +123,7 @@ class RedisForm:
 
 
 def stored_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Every column as whole numbers, floating point, text or bytes."""
+    """Convert every column to integers, floating point numbers, text or bytes."""
     try:
         return storage_batch(batch, knows_nan=True)
     except BadRecordError as error:
@@ -151,7 +150,7 @@ _SHOWN = 100
 def write_fenced(
     client: Any, origin: RowOrigin, fill: Callable[[Any], None], *, changed: type[Exception]
 ) -> None:
-    """Run what `fill` puts into a pipeline as one MULTI, unless a newer origin has written; `changed` is what redis-py raises then."""
+    """Run the commands of `fill` in one MULTI, unless a newer origin has written. `changed` is what redis-py raises when a fence moved."""
     fences = _fences(origin)
     own = (origin.run, origin.batch)
     while True:
@@ -169,21 +168,21 @@ def write_fenced(
             try:
                 pipeline.execute()
             except changed:
-                continue  # somebody moved a fence meanwhile; they only ever move forward
+                continue  # another writer moved a fence meanwhile; fences only move forward
             return
 
 
 def _fences(origin: RowOrigin) -> dict[str, tuple[int, int]]:
-    """The keys, and what they hold when this origin has written."""
+    """Return the fences, and their values after this origin has written."""
     job = f"{PREFIX}{origin.job}"
     of_run = f"{job}/staged" if origin.staged else job
     return {f"{job}:{origin.sink}": (origin.run, origin.batch), of_run: (origin.run, 0)}
 
 
 def check_fence(client: Any, *, changed: type[Exception]) -> None:
-    """Run the same commands on a key that is gone after a millisecond: a user without these rights is told before the query.
+    """Run the same commands on a key that expires after a millisecond, so that missing rights are found before the query starts.
 
-    That of an earlier check, or of another job's, may go while we watch: the server has taken all commands then, too.
+    The key of another check may expire under WATCH. The server has accepted all commands then, too.
     """
     with client.pipeline(transaction=True) as pipeline:
         pipeline.watch(f"{PREFIX}check")
@@ -211,8 +210,8 @@ def _fenced(names: Sequence[str], own: tuple[int, int], newest: tuple[int, int])
     by = f"run {newest[0]}, batch {newest[1]}" if newest[1] else f"run {newest[0]}"
     of_sink, of_run = names
     return FencedError(
-        f"nothing was written to Redis: {by} of the job has written already, and this is run {own[0]}, batch {own[1]}, which was taken for "
-        f"dead; if it is the newest, because the job's storage was put back to an older copy, delete the key {of_sink!r} and the key "
+        f"nothing was written to Redis: {by} of the job has already written, and this is run {own[0]}, batch {own[1]}, which was presumed "
+        f"dead; if this run is the newest because the job's storage was restored from an older copy, delete the keys {of_sink!r} and "
         f"{of_run!r}",
         key=of_sink,
         run=own[0],
@@ -222,13 +221,13 @@ def _fenced(names: Sequence[str], own: tuple[int, int], newest: tuple[int, int])
 
 ROWS_PER_CALL = 500
 LONGEST_VALUE_BYTES = 512 << 20
-"""What a server takes unless its proto-max-bulk-len says otherwise."""
+"""The default of proto-max-bulk-len on a server."""
 
 
 class Redis(UpsertSink):
-    """Keys of a Redis or Valkey server. The same rows twice are no harm.
+    """Writes keys of a Redis or Valkey server. Writing the same rows twice does no harm.
 
-    `key` is a text with columns in braces, such as "views:{app}". What is written is a hash with the columns `fields` (by default
+    `key` is a text with columns in braces, such as "views:{app}". The value is a hash with the columns `fields` (by default
     all that are not in the key), or the column `value` as a text, or the columns `json` as a JSON object. `expire` gives each
     written key that time to live. A row whose boolean column `delete_when` is true deletes its key. `visible` is "at once" or
     "with the checkpoint"; the second needs `staging`, a folder that the driver and all executors share.
@@ -259,27 +258,27 @@ class Redis(UpsertSink):
 
 
 class RedisServer:
-    """Where the server is; its password is used and never shown."""
+    """The address of the server; its password is never shown."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         redis = _package()
         try:
             settings = redis.connection.parse_url(address)
         except (ValueError, AttributeError, TypeError):
-            # The parser's words may hold a part of the password.
+            # The message of the parser may hold a part of the password.
             raise ConfigError(
-                "address is not one of a Redis server: use redis://[user:password@]host:port/database, rediss://... or "
+                "address is not the address of a Redis server: use redis://[user:password@]host:port/database, rediss://... or "
                 "unix://path; a special character in a password is written as %XX"
             ) from None
         self._address = address
         self._timeout_s = timeout_s
-        self._secrets = [secret for name in ("password",) if (secret := settings.get(name))]
+        self._password: str | None = settings.get("password")
         place = settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
         self.shown = f"{place}, database {settings.get('db', 0)}"
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """Open a client for one piece of work, and speak of its errors in our words."""
+        """Open a client, and translate its errors into those of Penstock."""
         redis = _package()
         try:
             with redis.Redis.from_pool(redis.ConnectionPool(**self._settings(redis))) as client:
@@ -288,7 +287,7 @@ class RedisServer:
             raise self._translated(redis, error) from error
 
     def _settings(self, redis: Any) -> dict[str, Any]:
-        """Those of the address, except that answers are bytes: the fence reads them."""
+        """Return the settings of the address, with responses as bytes, because the fence reads them."""
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # Penstock retries by itself
         timeouts = {"socket_timeout": self._timeout_s, "socket_connect_timeout": self._timeout_s}
         return {
@@ -299,7 +298,7 @@ class RedisServer:
         }
 
     def _translated(self, redis: Any, error: Exception) -> Exception:
-        text = self._without_secrets(str(error))
+        text = self._without_password(str(error))
         refused = (
             redis.exceptions.AuthenticationError,
             redis.exceptions.AuthorizationError,
@@ -307,8 +306,8 @@ class RedisServer:
         )
         if isinstance(error, refused):
             return ConfigError(
-                f"the Redis server at {self.shown} refuses this user or password: {text} (besides its own keys the sink needs WATCH, GET, "
-                f"MULTI, SET and EXEC on the keys {PREFIX}*)",
+                f"the Redis server at {self.shown} refuses this user or password: {text}; check them and the rights of the user (besides "
+                f"the keys that it writes, the sink needs WATCH, GET, MULTI, SET and EXEC on the keys {PREFIX}*)",
                 server=self.shown,
             )
         if "DB index" in text:
@@ -322,19 +321,17 @@ class RedisServer:
                 server=self.shown,
             )
         return UnavailableError(
-            f"the Redis server at {self.shown} did not do as asked: {text}; check the server and the network",
+            f"the Redis server at {self.shown} cannot be used now: {text}; check the server and the network",
             server=self.shown,
             cause=text,
         )
 
-    def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+    def _without_password(self, text: str) -> str:
+        return text.replace(self._password, "***") if self._password else text
 
 
 class RedisWriter(KeyedWriter):
-    """Rows into one form of value; see `Redis`."""
+    """Writes rows in one form of value; see `Redis`."""
 
     fenced = True
 
@@ -358,7 +355,7 @@ class RedisWriter(KeyedWriter):
         return f"Redis({self._server.shown!r}, key={self._key.template!r})"
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that do not fit, and a server that does not let us in."""
+        """Refuse columns that do not fit, and a server that refuses the login."""
         self._key.check(schema)
         self._form.check(schema, self._taken)
         if self._delete_when is not None:
@@ -366,7 +363,7 @@ class RedisWriter(KeyedWriter):
             kind = schema.field(self._delete_when).type
             if not pa.types.is_boolean(kind):
                 raise ConfigError(
-                    f"delete_when names {self._delete_when!r}, which is {spark_type(kind)}, not boolean",
+                    f"delete_when names {self._delete_when!r}, which is {spark_type(kind)}, not boolean; cast it before write_to",
                     column=self._delete_when,
                 )
         with self._server.client() as client:
@@ -374,7 +371,7 @@ class RedisWriter(KeyedWriter):
             check_fence(client, changed=_package().exceptions.WatchError)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Make keys and values; see `redis_rows` for the columns."""
+        """Make keys and values; the docstring of this module says in which columns."""
         stored = stored_as_text(batch)
         keys = self._key.texts(stored)
         if self._delete_when is None:
@@ -388,7 +385,7 @@ class RedisWriter(KeyedWriter):
         )
 
     def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:
-        """Write the last row of each key, some hundred keys a call; each key changes at one moment."""
+        """Write the last row of each key, some hundred keys per call; each key changes atomically."""
         keys, deleted, *columns = (column.to_pylist() for column in rows.columns)
         last = list({key: number for number, key in enumerate(keys)}.values())
 
@@ -436,7 +433,7 @@ def _form(fields: Sequence[str] | None, value: str | None, json: Sequence[str] |
         if setting is not None
     ]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} exclude each other: say one form of value", settings=given)
+        raise ConfigError(f"{' and '.join(given)} exclude each other: give one of them", settings=given)
     if value is not None:
         return RedisForm("text", [value])
     if json is not None:

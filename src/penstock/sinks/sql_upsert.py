@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError, refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.json_text import json_texts
-from penstock.sinks.tables import check_columns
+from penstock.sinks.table_checks import check_columns
 from penstock.sinks.upsert import AT_ONCE, KeyedWriter, RowOrigin, UpsertSink
 from penstock.sinks.upsert_statement import (
     ON_CONFLICT,
@@ -33,11 +33,11 @@ _LONGEST_ROW = 500
 
 
 class SQLUpsert(UpsertSink):
-    """A table in any database that has a DB-API driver. The same rows twice are no harm.
+    """Writes to a table of any database that has a DB-API driver. Writing the same rows twice does no harm.
 
     `connect()` returns a new connection; it is pickled into tasks. The table exists, with a unique key on the columns `key`. `style` is
-    "on conflict" (PostgreSQL, SQLite), "on duplicate key" (MySQL, MariaDB) or "delete and insert" (any other). `paramstyle` is found out
-    from the driver. Each task's rows are written in one transaction of the database. `visible` is "at once" or "with the
+    "on conflict" (PostgreSQL, SQLite), "on duplicate key" (MySQL, MariaDB) or "delete and insert" (any other). The default of `paramstyle`
+    is that of the driver. Each task's rows are written in one transaction of the database. `visible` is "at once" or "with the
     checkpoint"; the second needs `staging`, a folder that the driver and all executors share.
     """
 
@@ -69,7 +69,7 @@ class SQLUpsert(UpsertSink):
 
 
 class SQLWriter(KeyedWriter):
-    """Rows into one table; see `SQLUpsert`."""
+    """Writes rows into one table; see `SQLUpsert`."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class SQLWriter(KeyedWriter):
         return f"SQLUpsert({shown_function(self._connect)}, table={self._table!r}, key={list(self._key)})"
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that do not fit; the database itself looks at the statements, without a change."""
+        """Refuse columns that do not fit. The database checks the statements, without a change."""
         check_columns(schema, self._key, target=f"table {self._table!r}")
         self._check_table(schema)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Values that a driver takes: lists and structs become JSON; a null in the key is refused."""
+        """Convert rows to values that a driver accepts: lists and structs become JSON. A null in the key is refused."""
         refuse_null_keys(batch, self._key, f"of table {self._table!r}")
         columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def check_rehearsal(self) -> None:
-        """Refuse a connection on which nothing can be taken back."""
+        """Refuse a connection in autocommit mode, which cannot undo a rehearsal."""
         with contextlib.closing(self._connect()) as connection:
             if commits_by_itself(connection):
                 raise ConfigError(
@@ -111,10 +111,10 @@ class SQLWriter(KeyedWriter):
                 )
 
     def rehearse(self, rows: pa.RecordBatch) -> None:
-        """Write the rows in a transaction that is taken back: nobody else can tell what a database refuses.
+        """Write the rows in a transaction that is rolled back: only the database knows what it refuses.
 
-        Rows that are staged before these are not in the table yet. So what a database refuses because of other rows (a foreign key, a
-        second unique value) passes: only the commit can tell.
+        Rows that were staged earlier are not in the table yet. So rows that the database refuses because of other rows (a foreign key, a
+        second unique value) are found only at commit.
         """
         self._write(pa.Table.from_batches([rows]), keep=False)
 
@@ -125,8 +125,8 @@ class SQLWriter(KeyedWriter):
     def _write(self, rows: pa.Table, *, keep: bool) -> None:
         """Write the last row of each key.
 
-        Which keys are the same is for the database to say: 'a' and 'A' may be. So the rows go in the order in which they came, and if
-        they cannot go all together (of 'delete and insert' the second 'a' would meet the first) they go one by one.
+        The database decides which keys are equal: 'a' and 'A' may be. So the rows are written in the order in which they came, and
+        one by one if they cannot be written together (with 'delete and insert' the second 'a' would collide with the first).
         """
         columns, last = rows.column_names, self._last_of_each_key(rows)
         try:
@@ -159,7 +159,7 @@ class SQLWriter(KeyedWriter):
             yield sql, [statement.parameters([row[place] for place in wanted]) for row in rows]
 
     def _one_by_one(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, keep: bool) -> None:
-        """Write the rows one after the other, in one transaction; a row that the database refuses is named."""
+        """Write the rows one by one, in one transaction; the error for a refused row names it."""
         try:
             with self._transaction(keep=keep) as (connection, cursor):
                 for row in rows:
@@ -179,26 +179,26 @@ class SQLWriter(KeyedWriter):
             raise self._away(error) from error
 
     def _commit(self, connection: Any, columns: Sequence[str]) -> None:
-        """A constraint that is looked at only now names the rows itself, or nobody can."""
+        """Commit. The message of a deferred constraint is the only one that may name the rows."""
         try:
             connection.commit()
         except Exception as error:
             if not is_bad_row(error) or not self._answers(connection, columns):
                 raise
             raise BadRecordError(
-                f"table {self._table!r} took no rows: {type(error).__name__} when they were all written and committed: {error}; it would "
+                f"table {self._table!r} took no rows: {type(error).__name__} at the commit after all were written: {error}; it would "
                 "refuse them again: filter or repair such rows before write_to",
                 table=self._table,
             ) from error
 
     def _answers(self, connection: Any, columns: Sequence[str]) -> bool:
-        """Tell whether the database still does what it is asked, so that it was the row and not the connection."""
+        """Return whether the database still answers, so that the row caused the error and not the connection."""
         try:
             connection.rollback()
             with contextlib.closing(connection.cursor()) as cursor:
                 cursor.execute(self._statement(connection, columns).probes()[0])
                 cursor.fetchall()
-        except Exception:  # noqa: BLE001 - whatever it is, no row is to blame
+        except Exception:  # noqa: BLE001 - any failure means that no row is to blame
             return False
         return True
 
@@ -255,7 +255,7 @@ class SQLWriter(KeyedWriter):
 
     @contextmanager
     def _transaction(self, *, keep: bool = True) -> Iterator[tuple[Any, Any]]:
-        """A connection and a cursor; commits at the end, or rolls back: after an error, and if nothing is to be kept."""
+        """Open a connection and a cursor. Commits at the end if `keep`; otherwise, and after an error, rolls back."""
         connection = self._connect()
         try:
             with contextlib.closing(connection.cursor()) as cursor:
@@ -273,7 +273,7 @@ class SQLWriter(KeyedWriter):
 
 
 def _plain(field: pa.Field, column: pa.Array) -> pa.Array:
-    """A column whose values are plain in Python, all of them."""
+    """Return a column whose values are plain Python values."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_nested(column.type):
@@ -283,7 +283,7 @@ def _plain(field: pa.Field, column: pa.Array) -> pa.Array:
             pc.min_max(column).as_py()
         except (ValueError, OverflowError) as error:
             raise BadRecordError(
-                f"column {field.name!r} holds a time that Python cannot: {error}; filter such rows",
+                f"column {field.name!r} holds a time that Python cannot represent: {error}; filter such rows before write_to",
                 column=field.name,
             ) from error
     return column

@@ -7,11 +7,9 @@ A commit is ONE SQLite transaction that inserts the rows and the record (see `wr
 staged file is deleted. What a crash leaves is one of: staged and not recorded (commit inserts), recorded
 and still staged (commit deletes the file), recorded and not staged (done), neither (`CommitLostError`).
 
-A SQLite file as a sink uses it: connections, the record of commits, and what its errors mean. Driver only.
-
-Records are kept for good. Checkpoints are retained in any number and a savepoint may be restored after
-months; either makes the driver commit again what it names, and 'everything up to checkpoint n' would also
-claim transactions that were aborted on the way to n. A record takes about 50 bytes: 8 subtasks that commit
+Records are never deleted. Any number of checkpoints is retained, and a savepoint may be restored after
+months; either makes the driver commit again what it names, and a record such as 'everything up to checkpoint n'
+would also cover transactions that were aborted on the way to n. A record takes about 50 bytes: 8 subtasks that commit
 every 10 seconds add 3.5 MB a day. `DELETE FROM _penstock_commits WHERE run < ...` is safe once no
 checkpoint or savepoint of those runs will be restored.
 """
@@ -31,7 +29,7 @@ from typing_extensions import override
 from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
-from penstock.sinks.sqlite_table import Remembering, SqliteTable, first_refused, storage_batch
+from penstock.sinks.sqlite_table import SqliteTable, TrackedRows, first_refused, storage_batch
 from penstock.sinks.staged_sink import StagedSink
 from penstock.sinks.staging import (
     StagedTransaction,
@@ -39,13 +37,13 @@ from penstock.sinks.staging import (
     make_private,
     storage_errors,
 )
-from penstock.sinks.tables import checked_mode
+from penstock.sinks.table_checks import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.file_system import sync_folder
-from penstock.storage.places import refuse_stale_listings
+from penstock.storage.place_checks import refuse_stale_listings
 
 LONGEST_ROW_BYTES = 999_000_000
-"""SQLite takes 1,000,000,000 bytes in a row, with its own frame."""
+"""SQLite accepts rows of 1,000,000,000 bytes, including its own header."""
 
 
 class SQLite(StagedSink):
@@ -77,7 +75,7 @@ class SQLite(StagedSink):
         return f"SQLite({str(self.path)!r}, table={self.table.name!r}, mode={self.mode!r})"
 
     def validate(self, schema: pa.Schema) -> None:
-        """Compare with the table if there is one; SQLite itself compiles the statements, without a change."""
+        """Check against the table if it exists. SQLite compiles the statements, without a change."""
         self.table.check_columns(schema)
         self._check_folders()
         with (
@@ -94,7 +92,7 @@ class SQLite(StagedSink):
         self._never_null = tuple(name for name in schema.names if name.lower() in refusing)
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows as SQLite stores them; what the table would refuse at commit is refused while the job can go back."""
+        """Convert the rows to SQLite's types. What the table would refuse at commit is refused while the job can still go back."""
         rows = storage_batch(batch)
         self._refuse_nulls(rows)
         refuse_large(row_bytes(rows), LONGEST_ROW_BYTES, "a row in SQLite")
@@ -111,11 +109,11 @@ class SQLite(StagedSink):
             raise bad_record(f"{self.table.name!r} of {self.path}", str(error), row) from error
 
     def commit(self, transaction: Transaction) -> None:
-        """Insert the rows, once."""
+        """Insert the rows of one transaction, unless they are recorded."""
         self.commit_all([transaction])
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
-        """Insert the rows of all in one SQLite transaction: they become visible at the same moment."""
+        """Insert the rows of all transactions in one SQLite transaction: they become visible together."""
         staged = [StagedTransaction.read(transaction) for transaction in transactions]
         if not staged:
             return
@@ -126,12 +124,12 @@ class SQLite(StagedSink):
             for transaction in staged:
                 self._insert_once(database, transaction)
         with storage_errors("tidy up", self.staging):
-            sync_folder(self.path.parent)  # the database may be new; only then may the staged rows go
+            sync_folder(self.path.parent)  # the database may be new; staged rows are deleted only after this
         for transaction in staged:
             self.delete_staged(transaction)
 
     def committed_of(self, job: str, sink: str, found: Sequence[StagedTransaction]) -> set[str]:  # noqa: ARG002 - each names its own
-        """Those whose commit the database has recorded."""
+        """Return the names of transactions whose commit the database has recorded."""
         if not found:
             return set()
         with (
@@ -154,7 +152,7 @@ class SQLite(StagedSink):
             if column.null_count:
                 first = column.is_null().to_pylist().index(True)
                 raise BadRecordError(
-                    f"column {name!r} of table {self.table.name!r} refuses NULL, but here is a row with it: "
+                    f"column {name!r} of table {self.table.name!r} refuses NULL, but a row has it: "
                     f"{shown_row(rows.slice(first, 1).to_pylist()[0])}; filter or fill such rows before "
                     "write_to",
                     table=self.table.name,
@@ -173,7 +171,7 @@ class SQLite(StagedSink):
         database.execute(self.table.create_sql(table.schema))
         statement = self.table.insert_sql(table.column_names)
         for batch in table.to_batches():
-            rows = Remembering(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            rows = TrackedRows(zip(*(column.to_pylist() for column in batch.columns), strict=True))
             try:
                 database.executemany(statement, rows)
             except (sqlite3.IntegrityError, sqlite3.DataError) as error:
@@ -192,14 +190,16 @@ class SQLite(StagedSink):
             ) from error
         for path in (self.path, self.path.parent, self.staging):
             if path.exists() and not os.access(path, os.W_OK):
-                raise ConfigError(f"{path} of a SQLite sink is not writable by this user", path=str(path))
+                raise ConfigError(
+                    f"{path} of a SQLite sink is not writable by this user; give this user the right to write there",
+                    path=str(path),
+                )
 
     def _refused(self, row: dict[str, Any], error: sqlite3.Error) -> CommitLostError:
         return CommitLostError(
             f"a row cannot be committed to table {self.table.name!r} of {self.path}: {error}; the row is "
-            f"{shown_row(row)}. Nothing of this commit was kept, its rows stay staged below {self.staging}. Remove the "
-            "row in the table "
-            "that it collides with, or the constraint, then start the job again: it commits them first",
+            f"{shown_row(row)}. Nothing of this commit was kept; its rows stay staged below {self.staging}. Remove the "
+            "row in the table that it collides with, or the constraint, then start the job again: it commits them first",
             table=self.table.name,
             row=row,
             cause=str(error),
@@ -241,7 +241,7 @@ _PRIMARY_CODE = 0xFF  # the rest of an error code is detail
 
 @contextmanager
 def open_existing(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """Open the database; an empty one in memory stands for one that is missing, so nothing is created."""
+    """Open the database, or an empty one in memory if it does not exist, so that nothing is created."""
     database = sqlite3.connect(
         path if path.exists() else ":memory:", timeout=busy_timeout_s, isolation_level=None
     )
@@ -253,7 +253,7 @@ def open_existing(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Connect
 
 @contextmanager
 def write_transaction(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """Make everything that is done inside durable and visible at once, or nothing of it."""
+    """Open a transaction: all changes become durable and visible together, or none."""
     database = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
     try:
         database.execute("PRAGMA journal_mode = WAL")
@@ -267,17 +267,17 @@ def write_transaction(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Con
 
 
 def record_commit(database: sqlite3.Connection, transaction: StagedTransaction, rows: int) -> None:
-    """Write down that a transaction is committed, in the SQLite transaction that inserts its rows."""
+    """Record a commit, in the SQLite transaction that inserts its rows."""
     database.execute(_RECORD, [*transaction.identity, rows])
 
 
 def is_recorded(database: sqlite3.Connection, transaction: StagedTransaction) -> bool:
-    """Tell whether a transaction was committed."""
+    """Return whether the commit of a transaction is recorded."""
     return _has_commits(database) and database.execute(_FIND, transaction.identity).fetchone() is not None
 
 
 def newest_recorded(database: sqlite3.Connection, job: str, sink: str) -> tuple[int, int] | None:
-    """The newest run that has a commit of this job and sink, and its newest checkpoint."""
+    """Return the newest run with a commit of this job and sink, and its newest checkpoint."""
     return database.execute(_NEWEST, [job, sink]).fetchone() if _has_commits(database) else None
 
 
@@ -290,7 +290,7 @@ def _has_commits(database: sqlite3.Connection) -> bool:
 
 @contextmanager
 def config_errors(path: Path) -> Iterator[None]:
-    """Report what SQLite refuses before the job starts."""
+    """Translate errors of SQLite before the job starts."""
     try:
         yield
     except sqlite3.Error as error:
@@ -299,7 +299,7 @@ def config_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def commit_errors(path: Path, staging: Path) -> Iterator[None]:
-    """Report what SQLite refuses when a commit is due."""
+    """Translate errors of SQLite during a commit."""
     try:
         yield
     except sqlite3.Error as error:
@@ -315,5 +315,5 @@ def _translated(
 ) -> PenstockError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE
     if code in _MAY_PASS:
-        for_good, follows = UnavailableError, "check who locks it, space and permissions"
+        for_good, follows = UnavailableError, "check which process locks it, free space and permissions"
     return for_good(f"SQLite database {path}: {error}; {follows}", path=str(path), cause=str(error))

@@ -1,10 +1,8 @@
-"""The table that a `SQLite` sink writes to: its SQL, and what an existing one must look like. Driver only.
+"""The table that a `SQLite` sink writes to: its SQL, its checks and its values. Driver; values in tasks.
 
-Rows tried on a table in memory that was made in the same words: it has the same CHECK and STRICT. Tasks.
-
-It has neither the other rows nor the indexes and triggers of the table, so only what a row is refused for by itself counts.
-
-Arrow columns as SQLite stores them. Executors, so that nothing is left to convert, or to fail, at commit.
+Tasks convert values, so that nothing is left to convert, or to fail, at commit. They also try rows on a table in memory with the same
+definition, so that its CHECK and STRICT apply. That table has neither the other rows nor the indexes and triggers of the real one, so it
+only finds rows that are refused on their own.
 
 whole numbers, booleans     INTEGER
 floating point              REAL; SQLite has no NaN, it becomes NULL
@@ -28,43 +26,35 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
-from penstock.sinks.tables import check_columns, check_declared, quoted_name
+from penstock.sinks.sql.values import is_bytes, is_text
+from penstock.sinks.table_checks import check_columns, check_declared, quoted_name
 from penstock.state.ddl import spark_type
 
 
 def storage_class(data_type: pa.DataType) -> str:
-    """Name the SQLite storage class that a column of this type gets."""
+    """Return the SQLite storage class for a column of this type."""
     if pa.types.is_dictionary(data_type):
         return storage_class(data_type.value_type)
     if pa.types.is_integer(data_type) or pa.types.is_boolean(data_type):
         return "INTEGER"
     if pa.types.is_floating(data_type):
         return "REAL"
-    return "BLOB" if _is_bytes(data_type) else "TEXT"
+    return "BLOB" if is_bytes(data_type) else "TEXT"
 
 
 def storage_batch(batch: pa.RecordBatch, *, knows_nan: bool = False) -> pa.RecordBatch:
-    """Convert every column; a value that SQLite cannot hold is a `BadRecordError` naming the column."""
+    """Convert every column; a value that SQLite cannot hold raises `BadRecordError` with the name of the column."""
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         try:
             columns.append(_storage_column(column, knows_nan=knows_nan))
         except (pa.ArrowException, BadRecordError) as error:
             raise BadRecordError(
-                f"column {field.name!r} of type {spark_type(field.type)} holds a value that SQLite cannot store: {error}",
+                f"column {field.name!r} of type {spark_type(field.type)} holds a value that SQLite cannot store: {error}; "
+                "filter or change such rows before write_to",
                 column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def is_plain_text(data_type: pa.DataType) -> bool:
-    """Tell whether a column holds the user's own strings, in which '007' must not become 7."""
-    value_type = data_type.value_type if pa.types.is_dictionary(data_type) else data_type
-    return bool(
-        pa.types.is_string(value_type)
-        or pa.types.is_large_string(value_type)
-        or pa.types.is_string_view(value_type)
-    )
 
 
 def _storage_column(column: pa.Array, *, knows_nan: bool) -> pa.Array:
@@ -93,7 +83,7 @@ def _text_column(column: pa.Array) -> pa.Array:
     if pa.types.is_date(data_type):
         check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
         return column.cast(pa.large_string())
-    if is_plain_text(data_type) or pa.types.is_time(data_type):
+    if is_text(data_type) or pa.types.is_time(data_type):
         return column.cast(pa.large_string())
     if pa.types.is_null(data_type):
         return pa.nulls(len(column), pa.string())
@@ -101,20 +91,11 @@ def _text_column(column: pa.Array) -> pa.Array:
 
 
 def _decimal_texts(column: pa.Array) -> pa.Array:
-    """Arrow writes very small numbers as 1E-10; people and other programs expect all digits."""
+    """Write decimals with all digits; Arrow writes very small ones as 1E-10."""
     texts = column.cast(pa.string())
     if not pc.any(pc.match_substring(texts, "E")).as_py():
         return texts
     return pa.array([None if value is None else f"{value:f}" for value in column.to_pylist()], pa.string())
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(data_type)
-        or pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-        or pa.types.is_binary_view(data_type)
-    )
 
 
 # Which declared affinities keep a value as it is (https://sqlite.org/datatype3.html, section 3).
@@ -125,7 +106,7 @@ _KEPT_BY = {
     "BLOB": {"BLOB"},
 }
 _RULES = re.compile(r"\b(CHECK|STRICT)\b", re.IGNORECASE)
-"""Where one of these stands in a table's definition it may refuse a value; as a name it costs time and does no harm."""
+"""A definition with one of these words may refuse a value. If it is only a name, the rehearsal costs time and does no harm."""
 
 
 class SqliteTable:
@@ -136,7 +117,7 @@ class SqliteTable:
         self.key = tuple(key)
 
     def create_sql(self, columns: pa.Schema) -> str:
-        """Create the table if it is missing; without NOT NULL, SQLite would take any number of NULL keys."""
+        """Return the statement that creates the table if it is missing. Without NOT NULL, SQLite accepts any number of NULL keys."""
         key = {name.lower() for name in self.key}
         parts = [
             f"{quoted_name(field.name)} "
@@ -148,14 +129,14 @@ class SqliteTable:
         return f"CREATE TABLE IF NOT EXISTS {quoted_name(self.name)} ({', '.join(parts)})"
 
     def rules_sql(self, database: sqlite3.Connection) -> str | None:
-        """How the table was made, if it asks more of a value than not to be null; None if there is none, or it does not."""
+        """Return the definition of the table if it has rules besides NOT NULL; None otherwise, or if there is no table."""
         found = database.execute(
             "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(?)", [self.name]
         ).fetchone()
         return found[0] if found is not None and _RULES.search(found[0]) else None
 
     def insert_sql(self, columns: Sequence[str]) -> str:
-        """Insert one row, or replace the other columns of the row with the same key."""
+        """Return the statement that inserts one row, or replaces the other columns of the row with the same key."""
         insert = self._insert("INSERT", columns)
         if not self.key:
             return insert
@@ -169,7 +150,7 @@ class SqliteTable:
         return f"{insert} ON CONFLICT ({', '.join(map(quoted_name, self.key))}) DO {action}"
 
     def rehearsal_sql(self, columns: Sequence[str]) -> str:
-        """Insert one row into a table that may lack the indexes of this one, where no other row is in the way."""
+        """Return the statement that inserts one row into the rehearsal table, where no other row may collide with it."""
         return self._insert("INSERT OR REPLACE", columns)
 
     def _insert(self, verb: str, columns: Sequence[str]) -> str:
@@ -177,11 +158,11 @@ class SqliteTable:
         return f"{verb} INTO {quoted_name(self.name)} ({names}) VALUES ({', '.join('?' * len(columns))})"
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Refuse columns that no table can hold, and keys that are not among them."""
+        """Refuse columns that no table can hold, and keys that are not columns."""
         check_columns(schema, self.key, target="SQLite", ignores_case=True)
 
     def check_existing(self, database: sqlite3.Connection, schema: pa.Schema) -> list[str]:
-        """Compare with the table, if there is one; returns its columns that refuse NULL."""
+        """Check the table if it exists; returns its columns that refuse NULL."""
         kind = database.execute(
             "SELECT type FROM sqlite_master WHERE lower(name) = lower(?)", [self.name]
         ).fetchone()
@@ -195,8 +176,7 @@ class SqliteTable:
         self._check_declared(schema, declared)
         if self.key and not self._has_unique_key(database, declared):
             raise ConfigError(
-                f"mode='upsert' needs a primary key or unique index on exactly {list(self.key)} of table "
-                f"{self.name!r}; run "
+                f"mode='upsert' needs a primary key or unique index on exactly {list(self.key)} of table {self.name!r}; run "
                 f"CREATE UNIQUE INDEX ... ON {quoted_name(self.name)} ({', '.join(map(quoted_name, self.key))})",
                 table=self.name,
                 key=list(self.key),
@@ -231,13 +211,11 @@ def _check_affinity(table: str, field: pa.Field, declared_type: str) -> None:
     stored = storage_class(field.type)
     if affinity in _KEPT_BY[stored] or declared_type.upper() == "ANY":
         return
-    if stored == "TEXT" and affinity == "NUMERIC" and not is_plain_text(field.type):
-        return  # a column declared DATE, TIMESTAMP or DECIMAL: what the user wants there
+    if stored == "TEXT" and affinity == "NUMERIC" and not is_text(field.type):
+        return  # a column declared DATE, TIMESTAMP or DECIMAL, which is meant for such texts
     raise ConfigError(
-        f"column {field.name!r} of type {spark_type(field.type)} is stored as {stored}, but table {table!r} declares "
-        "it as "
-        f"{declared_type!r}, which would change or refuse the values; cast it before write_to, or change "
-        "the table",
+        f"column {field.name!r} of type {spark_type(field.type)} is stored as {stored}, but table {table!r} declares it as "
+        f"{declared_type!r}, which would change or refuse the values; cast it before write_to, or change the table",
         table=table,
         column=field.name,
         declared=declared_type,
@@ -256,8 +234,8 @@ def _affinity(declared_type: str) -> str:
     return "REAL" if any(word in name for word in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
 
 
-class Remembering:
-    """Rows for `executemany` that can tell which one came last: the one that was refused."""
+class TrackedRows:
+    """Rows for `executemany` that remember the last one, which is the one that was refused."""
 
     def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
         self.last: tuple[Any, ...] = ()
@@ -272,15 +250,15 @@ class Remembering:
 def first_refused(
     create_sql: str, insert_sql: str, holes: int, rows: Iterable[tuple[Any, ...]]
 ) -> tuple[Sequence[Any], sqlite3.Error] | None:
-    """The first row that the table refuses whatever else is in it, and why; None also where such a table cannot be made in memory."""
+    """Return the first row that the table refuses on its own, and the error; None also if the table cannot be created in memory."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         memory.execute("PRAGMA foreign_keys = OFF")
         try:
             memory.execute(create_sql)
             memory.execute(f"EXPLAIN {insert_sql}", [None] * holes)
         except sqlite3.OperationalError:
-            return None  # a function of the user's, or words of a newer SQLite: the commit tells
-        tried = Remembering(rows)
+            return None  # a function of the user, or syntax of a newer SQLite: the commit will show it
+        tried = TrackedRows(rows)
         try:
             memory.executemany(insert_sql, tried)
         except (sqlite3.IntegrityError, sqlite3.DataError) as error:
@@ -288,5 +266,5 @@ def first_refused(
         except sqlite3.OperationalError as error:
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
                 raise
-            return tried.last, error  # a CHECK that cannot be computed, such as one of JSON
+            return tried.last, error  # a CHECK that cannot be evaluated, such as one on JSON
     return None

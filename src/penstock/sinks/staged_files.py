@@ -1,18 +1,14 @@
 """The files of one transaction of the `Files` sink, from the first row to the manifest. Executors.
 
     <transaction>/0.staged, 1.staged, ...   the rows
-    <transaction>/manifest                  written last: from here on `commit` can be made
+    <transaction>/manifest                  written last: the transaction is then complete
 
-Staged files carry no extension of a format, so that even a reader that takes `**/*.parquet` does not see
-them. Other users cannot read them; their folders stay open, since readers may walk through all of them.
+Staged files do not have the extension of their format, so that even a reader of `**/*.parquet` does not see
+them. Other users cannot read them, but may list their folders, because readers may walk through all folders.
 
-Hive-style folders: `day=2026-11-02/country=NL`. Executors (and `check_partition_columns`: driver).
-
-Names are escaped as Spark does it, so that Spark, pyarrow and DuckDB read the values back.
-
-The folders below a sink's path into which a commit will move files: looked at in the task, while the job can go back. Executors.
-
-A look is no promise. A folder may change until the commit, which then says so itself (`staging.commit_errors`).
+With `partition_by`, files go to Hive-style folders such as `day=2026-11-02/country=NL`. Names are escaped as in Spark,
+so that Spark, pyarrow and DuckDB read the values back. The task checks that files can be moved to these folders, while
+the job can still go back. A folder may change before the commit, which then reports it (`staging.commit_errors`).
 """
 
 from __future__ import annotations
@@ -49,26 +45,25 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
             )
         if column.startswith(("_", ".")):
             raise ConfigError(
-                f"partition_by names {column!r}: readers skip folders that start with '_' or '.'; rename "
-                "the column",
+                f"partition_by names {column!r}: readers skip folders that start with '_' or '.'; rename the column",
                 column=column,
             )
         data_type = schema.field(column).type
         if not _can_be_a_folder(data_type):
             raise ConfigError(
-                f"partition_by names {column!r} of type {spark_type(data_type)}; only strings, whole numbers, booleans "
-                "and dates "
-                "make folders: derive such a column",
+                f"partition_by names {column!r} of type {spark_type(data_type)}; only strings, whole numbers, booleans and dates "
+                "can be folder names; derive such a column",
                 column=column,
             )
     if len(columns) == len(schema.names):
         raise ConfigError(
-            "partition_by names every column: no column would be left for the files", columns=list(columns)
+            "partition_by names every column, so none is left for the files; leave at least one out",
+            columns=list(columns),
         )
 
 
 def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield each folder with its rows; the columns of the folder's name are left out of the rows."""
+    """Yield each folder with its rows, without the columns that are in the folder's name."""
     refuse_odd_years(batch.select(list(columns)))
     rest = batch.select([name for name in batch.schema.names if name not in columns])
     rows = pa.array(range(batch.num_rows), pa.int64())
@@ -84,7 +79,7 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
 def _folder_name(column: str, value: str | None) -> str:
     if value == NULL_VALUE:
         raise BadRecordError(
-            f"a row has {value!r} in column {column!r} (partition_by): that is the folder of null, so readers would find null; "
+            f"a row has {value!r} in column {column!r} (partition_by), which is the folder name for null, so readers would see null; "
             "filter or change such rows before write_to",
             column=column,
             value=value,
@@ -93,7 +88,7 @@ def _folder_name(column: str, value: str | None) -> str:
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise BadRecordError(
             f"a row has a {column!r} of {len(value or '')} characters, too long for a folder name "
-            f"(partition_by): {(value or '')[:60]!r}...",
+            f"(partition_by): {(value or '')[:60]!r}...; shorten it, or filter such rows before write_to",
             column=column,
             value=value,
         )
@@ -115,20 +110,20 @@ def _can_be_a_folder(data_type: pa.DataType) -> bool:
 
 
 class PartitionFolders:
-    """Where rows go, by the columns `partition_by`; without any all go to `path` itself."""
+    """The folders that rows go to, by the columns `partition_by`; without any, all rows go to `path` itself."""
 
     def __init__(self, path: Path, partition_by: Sequence[str]) -> None:
         self._path = path
         self.columns = tuple(partition_by)
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield the rows of each folder; '' is `path` itself."""
+        """Yield each folder with its rows; '' is `path` itself."""
         if not self.columns:
             return iter([("", batch)])
         return split(batch, self.columns)
 
     def refuse_unreachable(self, final: str) -> None:
-        """Refuse a file that could not be moved to its place: the path too long, a file in its way, another file system."""
+        """Refuse a file that could not be moved to its final place: path too long, a file in the way, another file system."""
         target = self._path / final
         longest = os.pathconf(self._path, "PC_PATH_MAX") - 1
         if len(os.fsencode(target)) > longest:
@@ -144,18 +139,18 @@ class PartitionFolders:
             if not stat.S_ISDIR(found.st_mode):
                 raise self._refused(final, f"{folder} is not a folder")
             if found.st_dev != top.st_dev:
-                raise self._refused(final, f"{folder} lies on another file system than {self._path}")
+                raise self._refused(final, f"{folder} is on another file system than {self._path}")
 
     def _refused(self, final: str, why: str) -> BadRecordError:
         return BadRecordError(
-            f"the rows of {os.path.dirname(final)[:200]!r} (partition_by) could not be moved into their folder: {why}; put that right, or "  # noqa: PTH120 - a relative name
+            f"the rows of {os.path.dirname(final)[:200]!r} (partition_by) cannot be moved into their folder: {why}; correct this, or "  # noqa: PTH120 - a relative name
             "filter such rows before write_to",
             path=str(self._path / final),
         )
 
 
 def _folders(path: Path, final: str) -> Iterator[Path]:
-    """From the top down."""
+    """Yield the folders of a file below `path`, from the top down."""
     for name in final.split("/")[:-1]:
         path /= name
         yield path
@@ -166,7 +161,7 @@ MAX_OPEN_FILES = 64
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """A staged file, where it goes (relative to the sink's folder), and its size."""
+    """A staged file, its final name relative to the sink's folder, and its size."""
 
     staged: str
     final: str
@@ -174,7 +169,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class StagedManifest(msgspec.Struct, frozen=True):
-    """Everything a transaction moves into place, and the mode that the files get there: until then they are for this user alone."""
+    """The files of a transaction, and the mode that they get in their final places; until then only this user can read them."""
 
     files: list[StagedFile]
     mode: int = 0o644
@@ -184,7 +179,7 @@ _MANIFESTS = msgspec.json.Decoder(StagedManifest)
 
 
 def read_manifest(path: Path) -> StagedManifest:
-    """Read a manifest; raises `FileNotFoundError`, or `ValueError` for one that makes no sense."""
+    """Read a manifest; raises `FileNotFoundError`, or `ValueError` for an invalid one."""
     manifest = _MANIFESTS.decode(path.read_bytes())
     for file in manifest.files:
         final = PurePosixPath(file.final)
@@ -194,7 +189,7 @@ def read_manifest(path: Path) -> StagedManifest:
 
 
 def name_prefix(of: StagedTransaction) -> str:
-    """How the names of a transaction's files begin, in their final places, and of no other's."""
+    """Return the beginning of the final names of this transaction's files; no other transaction has it."""
     return f"part-{of.run}-{of.checkpoint}-{of.subtask}-{of.attempt}-{of.token}"
 
 
@@ -233,20 +228,20 @@ class StagedFiles:
         files = [self._durable(number, final) for number, final in enumerate(self._finals)]
         manifest = self._folder / MANIFEST
         with manifest.open("wb") as file:
-            # The manifest is made as files usually are here, so that its mode is the one that they get in their places.
+            # The manifest gets the usual mode of new files here, which is also the final mode of the data files.
             usual = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             file.write(msgspec.json.encode(StagedManifest(files, usual)))
         sync_file(manifest)
         sync_folder(self._folder)
 
     def discard(self) -> None:
-        """Close everything, whatever the disk says; what is on it is deleted by `abort`."""
+        """Close everything and ignore errors; `abort` deletes the files."""
         while self._open:
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._close_open_files()
 
     def _file(self, partition: str, schema: pa.Schema) -> RowFile:
-        """Return the open file of a partition; with too many open, the one longest unused is closed."""
+        """Return the open file of a partition; if too many are open, close the least recently used one."""
         file = self._open.pop(partition, None)
         if file is None:
             if len(self._open) >= MAX_OPEN_FILES:

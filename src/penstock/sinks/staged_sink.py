@@ -1,21 +1,18 @@
-"""The life of rows that wait in a file until their checkpoint completes. Staged in tasks; found, read and deleted on the driver.
+"""Sinks whose rows wait in a file until their checkpoint completes. Staged in tasks; found, read and deleted on the driver.
 
     <staging>/<job>/<sink>/<transaction>.arrow      rows, durable before the checkpoint names them
-    <staging>/<job>/<sink>/committed/               the note of each commit, see `commit_log`
+    <staging>/<job>/<sink>/committed/               the log of commits, see `staging`
 
-How they are committed is what tells these sinks apart: see `handover` and `penstock.sinks.kafka`.
+`StagedSink` leaves the commit to its subclasses. `HandoverSink` commits transactions one by one, in order: it hands the rows over, records
+the commit in the log, and deletes the file. After a crash:
 
-Sinks that keep rows beside the checkpoint and hand them over when it completes. Staged in tasks, handed over on the driver.
+    found                     meaning                                                commit
+    file, not in the log      not handed over, or handed over and not yet recorded   hand over (again)
+    file, in the log          handed over                                            delete the file
+    no file, in the log       handed over                                            nothing
+    no file, not in the log   aborted, or the file was deleted                       CommitLostError
 
-Transactions are handed over one by one, in order: hand over, note it down in the `commit_log`, delete the file. What a crash leaves:
-
-    found                   meaning                                         commit
-    file, no note           not handed over, or handed over and not noted   hand over (again)
-    file and note           handed over                                     delete the file
-    note only               handed over                                     nothing
-    neither                 aborted, or deleted by somebody                 CommitLostError
-
-So at most one transaction is handed over twice for one crash, and none out of order.
+So one crash repeats at most one transaction, and none is handed over out of order.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ _SUFFIX = ".arrow"
 
 
 class StagedRows:
-    """Writes one file; it exists from the beginning, so that the transaction can be found and aborted."""
+    """Writes the file of one transaction. The file exists from the beginning, so that the transaction can be found and aborted."""
 
     def __init__(self, transaction: StagedTransaction, path: Path) -> None:
         self.transaction = transaction
@@ -64,7 +61,7 @@ class StagedRows:
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add rows to the file."""
         if self._writer is None:
             self._writer = pa.ipc.new_file(self._file, batch.schema)
         self._writer.write_batch(batch)
@@ -78,24 +75,24 @@ class StagedRows:
         sync_file(self.path)
 
     def discard(self) -> None:
-        """Close the file, whatever the disk says; it is deleted by `abort`."""
+        """Close the file and ignore errors; `abort` deletes it."""
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 class StagedSink(TwoPhaseCommitSink):
-    """All of a sink but its commit. `staging` is a folder that the driver and all executors share."""
+    """A sink without its commit. `staging` is a folder that the driver and all executors share."""
 
     def __init__(self, staging: str | os.PathLike[str]) -> None:
         self.staging = local_path("staging", staging)
         self._writing: StagedRows | None = None
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What is kept of these rows; a sink refuses here, in the task, what its target would refuse."""
+        """Return the rows as they are staged. A sink refuses here, in the task, what its target would refuse."""
         return batch
 
     def check_rows(self, batch: pa.RecordBatch) -> None:
-        """Refuse what `staged_form` refuses."""
+        """Refuse the rows that `staged_form` refuses."""
         self.staged_form(batch)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,7 +147,7 @@ class StagedSink(TwoPhaseCommitSink):
         return [each.as_transaction() for each in found if each.name not in committed]
 
     def committed_of(self, job: str, sink: str, found: Sequence[StagedTransaction]) -> set[str]:
-        """The names of those that are known to be committed."""
+        """Return the names of the committed transactions among `found`."""
         return {each.name for each in self.log(job, sink).committed(found)}
 
     @override
@@ -158,11 +155,11 @@ class StagedSink(TwoPhaseCommitSink):
         return self.log(job, sink).newest()
 
     def log(self, job: str, sink: str) -> CommitLog:
-        """Where commits are noted."""
+        """Return the log of this sink's commits."""
         return CommitLog(self.staging / job / sink / "committed")
 
     def staged_rows(self, transaction: StagedTransaction) -> pa.Table | None:
-        """The staged rows, mapped into memory, None when there are none; the file must hold what `pre_commit` counted."""
+        """Return the staged rows, mapped into memory, or None if there are none. There must be as many as `pre_commit` counted."""
         path = self._path(transaction)
         with storage_errors("read", path):
             try:
@@ -194,14 +191,14 @@ class StagedSink(TwoPhaseCommitSink):
 
 
 class HandoverSink(StagedSink):
-    """All of a sink but `hand_over`."""
+    """A sink without `hand_over`."""
 
     @abstractmethod
     def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
-        """Give the rows of one transaction to the target; may be called again for the same transaction. Driver only."""
+        """Write the rows of one transaction to the target; may be called again for the same transaction. Driver only."""
 
     def commit(self, transaction: Transaction) -> None:
-        """Hand the rows over, unless that was noted."""
+        """Hand the rows over, unless the log has the transaction."""
         staged = StagedTransaction.read(transaction)
         log = self.log(staged.job, staged.sink)
         if not log.committed([staged]):
@@ -212,7 +209,7 @@ class HandoverSink(StagedSink):
         self.delete_staged(staged)
 
     def _hand_over(self, rows: pa.Table, staged: StagedTransaction) -> None:
-        """A row that the target refuses here was promised by a checkpoint: no start of the job gets past it."""
+        """Hand rows over. A checkpoint promised them, so a row that the target refuses stops every start of the job."""
         try:
             self.hand_over(rows, staged)
         except BadRecordError as error:

@@ -1,18 +1,18 @@
-"""How what is staged is found again and made durable on a file system. Driver and executors.
+"""Staged transactions on a file system: their folders, their errors and the log of their commits. Driver and executors.
 
-The proof that a transaction of a file sink was committed. Driver only.
+The commit log proves that a transaction was committed (driver only):
 
-    <folder>/<run>-<block>.<writer>.log      one line a transaction: <checkpoint>.<subtask>.<attempt>.<token>
+    <folder>/<run>-<block>.<writer>.log      one line per transaction: <checkpoint>.<subtask>.<attempt>.<token>
 
-A file in its final place proves little: users and compactions take files away. So each commit is written
-down here, and kept for good. Nothing shorter is safe: checkpoints are retained in any number, a savepoint
-may be restored after months, and either makes the driver commit again what it names. 'Everything up to
-checkpoint n' would also claim transactions that were aborted on the way to n. A line takes about 20 bytes:
-8 subtasks that commit every 10 seconds write 1.5 MB a day. Whole blocks may be deleted by hand once no
-checkpoint or savepoint that old will be restored.
+A file in its final place proves little: users and compactions remove files. So each commit is recorded here, and
+the record is kept. Nothing shorter is safe: any number of checkpoints is retained, a savepoint may be restored
+after months, and either makes the driver commit again what it names. A record such as 'everything up to checkpoint
+n' would also cover transactions that were aborted on the way to n. A line takes about 20 bytes: 8 subtasks that
+commit every 10 seconds write 1.5 MB a day. Whole blocks may be deleted by hand once no checkpoint or savepoint
+that old will be restored.
 
-Each process writes to files of its own, and reads all: a run that was replaced and its successor may both write down the same
-commit, and NFS does not add to the end of a file in one step.
+Each process writes to its own files and reads all of them: a run that was replaced and its successor may record the
+same commit, and NFS does not append to a file atomically.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.sinks.transaction import NamedTransaction
 from penstock.storage.file_system import sync_file, sync_folder
-from penstock.storage.places import refuse_stale_listings
+from penstock.storage.place_checks import refuse_stale_listings
 
 PRIVATE_FOLDER = 0o700
 _PRIVATE_FILE = 0o600
 _OPEN_FOLDER = 0o777
 _IN_THE_WAY = "There is a file where a folder should be, or a folder where a file should be."
 _NEVER_PASSES: Mapping[int | None, str] = {
-    errno.EXDEV: "It lies on another file system than the folder of the sink, to which nothing can be moved in one step.",
+    errno.EXDEV: "It is on another file system than the folder of the sink, so files cannot be moved there in one step.",
     errno.ENAMETOOLONG: "The path is longer than the file system allows.",
-    errno.ELOOP: "Its links lead in a circle.",
+    errno.ELOOP: "Its symbolic links form a loop.",
     errno.ENOTDIR: _IN_THE_WAY,
     errno.EEXIST: _IN_THE_WAY,
     errno.EISDIR: _IN_THE_WAY,
@@ -50,23 +50,21 @@ _NEVER_PASSES: Mapping[int | None, str] = {
 
 
 class StagedTransaction(NamedTransaction, frozen=True):
-    """One whose rows wait in files until their checkpoint completes."""
+    """A transaction whose rows wait in files until their checkpoint completes."""
 
 
-msgspec.json.Decoder(
-    StagedTransaction
-)  # so that `convert` meets a type that is known, see `snapshot.mailbox`
+# Registers the type before there are threads, see `snapshot.mailbox`.
+msgspec.json.Decoder(StagedTransaction)
 
 
 def local_path(setting: str, value: str | os.PathLike[str]) -> Path:
-    """Turn what the user gave into an absolute path: a task may run in another working directory."""
+    """Turn the user's setting into an absolute path: a task may run in another working directory."""
     text = os.fspath(value)
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?", text)
     if scheme is not None and scheme[1].lower() != "file":
         raise ConfigError(
-            f"{setting} {text!r} has the scheme {scheme[1]!r}, but this sink writes to a local or mounted "
-            "file system "
-            "only; mount it, or give a plain path that the driver and all executors share",
+            f"{setting} {text!r} has the scheme {scheme[1]!r}, but this sink writes only to a local or mounted file system; mount it, "
+            "or give a plain path that the driver and all executors share",
             setting=setting,
             value=text,
         )
@@ -77,21 +75,21 @@ def local_path(setting: str, value: str | os.PathLike[str]) -> Path:
 
 
 def make_private(folder: Path, top: Path) -> None:
-    """Make `folder`, and what is missing between it and `top`, `top` included, for this user alone; what exists stays as it is."""
+    """Create `folder` and missing folders up to and including `top`, for this user alone; existing folders stay as they are."""
     top.parent.mkdir(parents=True, exist_ok=True)
     for each in reversed(folders_up_to(folder, top)):
         each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file that nobody else can read; rows that are not committed are nobody else's business."""
+    """Create an empty file that only this user can read: it will hold rows that are not committed."""
     path.touch(mode=_PRIVATE_FILE, exist_ok=False)
 
 
 def check_writable(folder: Path, called: str, *, below: Path | None = None, mode: int = _OPEN_FOLDER) -> None:
-    """Make a folder and write to it, or refuse it with `ConfigError`; `called` is what a message calls it. Before the query.
+    """Create a folder and write to it, or raise `ConfigError`; `called` names it in the message. Before the query starts.
 
-    The folders above it that may be new are made durable, up to `below`; without it only the one above.
+    New folders above it are made durable up to `below`, or only its parent if `below` is not given.
     """
     refuse_stale_listings(folder, f"{called}:")
     try:
@@ -108,16 +106,16 @@ def check_writable(folder: Path, called: str, *, below: Path | None = None, mode
 
 
 def names_in(folder: Path) -> list[str]:
-    """What a folder holds, sorted; nothing if there is none. Unlike `glob`, a folder that cannot be listed is an error."""
+    """List the names in a folder, sorted; empty if it does not exist. Unlike with `glob`, a folder that cannot be listed is an error."""
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed
+        return sorted(os.listdir(folder))  # noqa: PTH208 - only names are needed
     except FileNotFoundError:
         return []
 
 
 @contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Report whatever the file system says as something that may pass."""
+    """Raise errors of the file system as `UnavailableError`, which is retried."""
     try:
         yield
     except OSError as error:
@@ -130,7 +128,7 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def commit_errors(doing: str, path: Path) -> Iterator[None]:
-    """As `storage_errors`, of a commit: what no further try would change ends the job, and a person must look."""
+    """Like `storage_errors`, for a commit: an error that retrying cannot change becomes `CommitLostError`."""
     try:
         with storage_errors(doing, path):
             yield
@@ -139,8 +137,8 @@ def commit_errors(doing: str, path: Path) -> Iterator[None]:
         if not isinstance(cause, OSError) or cause.errno not in _NEVER_PASSES:
             raise
         raise CommitLostError(
-            f"cannot {doing} {path}, which a completed checkpoint promised: {cause}. {_NEVER_PASSES[cause.errno]} What was staged is kept. "
-            "Put that right, then start the job again: it commits it first",
+            f"cannot {doing} {path}, which a completed checkpoint promised: {cause}. {_NEVER_PASSES[cause.errno]} The staged files are "
+            "kept. Correct this, then start the job again: it commits them first",
             path=str(path),
             cause=str(cause),
         ) from cause
@@ -164,7 +162,7 @@ class CommitLog:
         self._folder = folder
 
     def append(self, transactions: Iterable[StagedTransaction]) -> None:
-        """Write them down, durably; writing one down twice does no harm."""
+        """Record these commits durably; recording one twice does no harm."""
         with storage_errors("record commits in", self._folder):
             for block, members in groupby(sorted(transactions, key=self._block), key=self._block):
                 self._append_lines(block, [_line(member) for member in members])
@@ -174,7 +172,7 @@ class CommitLog:
         created = not block.exists()
         block.parent.mkdir(parents=True, exist_ok=True)
         with block.open("a", encoding="ascii") as file:
-            # The leading newline ends a line that a crash tore: alone, that is no valid line.
+            # The leading newline ends a line that a crash cut off; such a line is not valid.
             file.write("\n" + "\n".join(lines) + "\n")
         sync_file(block)
         if created:
@@ -182,7 +180,7 @@ class CommitLog:
                 sync_folder(folder)
 
     def committed(self, transactions: Iterable[StagedTransaction]) -> set[StagedTransaction]:
-        """Tell which of these were written down."""
+        """Return those that are recorded."""
         found: set[StagedTransaction] = set()
         with storage_errors("read the commits in", self._folder):
             for block, members in groupby(sorted(transactions, key=self._block), key=self._block):
@@ -191,7 +189,7 @@ class CommitLog:
         return found
 
     def newest(self) -> tuple[int, int] | None:
-        """The newest run that has a commit here, and its newest checkpoint."""
+        """Return the newest run with a recorded commit, and its newest checkpoint."""
         with storage_errors("read the commits in", self._folder):
             blocks = [match for name in names_in(self._folder) if (match := _BLOCK.fullmatch(name))]
             for run, block in sorted({(int(match[1]), int(match[2])) for match in blocks}, reverse=True):
@@ -202,7 +200,7 @@ class CommitLog:
         return None
 
     def _files(self, block: str) -> list[Path]:
-        """Not by `glob`, which takes a folder that cannot be listed for an empty one."""
+        """List the files of a block. `glob` would take a folder that cannot be listed for an empty one."""
         names = names_in(self._folder)
         return [
             self._folder / name for name in names if name.startswith(f"{block}.") and name.endswith(".log")

@@ -1,10 +1,10 @@
-"""How the transactions of a sink are named, and what is said of one that cannot be committed. Driver and executors.
+"""The names of a sink's transactions, and the errors for those that cannot be committed. Driver and executors.
 
     <transaction_id>.<token>        page-views.views-out.3.41.0.7.9f86d081
 
-The token is drawn when the transaction begins. Run numbers start again when somebody deletes a job's
-storage and keeps its output; without the token the new life would meet the old life's proofs of commit and
-drop its rows as 'already there'.
+The token is drawn at random when the transaction begins. Run numbers start again when a job's storage is
+deleted and its output is kept. Without the token, the new job would find the proofs of commit of the old one
+and drop its rows as already committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
 
 
 class NamedTransaction(msgspec.Struct, frozen=True):
-    """One transaction as the checkpoint stores it; `rows` is known after `pre_commit`. How its rows wait is for each kind to say."""
+    """One transaction as the checkpoint stores it. `rows` is known after `pre_commit`; each kind of sink adds how its rows wait."""
 
     job: str
     sink: str
@@ -36,7 +36,7 @@ class NamedTransaction(msgspec.Struct, frozen=True):
 
     @classmethod
     def begin(cls, context: TransactionContext, randomness: Randomness = SYSTEM_RANDOMNESS) -> Self:
-        """Name a new transaction."""
+        """Draw the name of a new transaction."""
         return cls(
             job=checked_name("job", context.job),
             sink=checked_name("uid", context.sink),
@@ -49,28 +49,26 @@ class NamedTransaction(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, transaction: Transaction) -> Self:
-        """Check what came back from a checkpoint: it becomes a path, so nothing odd may be in it."""
+        """Check a transaction from a checkpoint. Its name becomes a path, so every part is checked."""
         try:
             found = msgspec.convert(dict(transaction), cls)
             checked_name("job", found.job)
             checked_name("uid", found.sink)
         except (msgspec.ValidationError, ConfigError) as error:
             raise CorruptStateError(
-                f"a sink's transaction in the checkpoint cannot be understood: {error}; restore an older "
-                "checkpoint",
+                f"a sink's transaction in the checkpoint cannot be read: {error}; restore an older checkpoint",
                 transaction=dict(transaction),
             ) from error
         if NamedTransaction.parse(found.job, found.sink, found.name) is None:
             raise CorruptStateError(
-                f"a sink's transaction in the checkpoint has the impossible name {found.name!r}; "
-                "restore an older checkpoint",
+                f"a sink's transaction in the checkpoint has the invalid name {found.name!r}; restore an older checkpoint",
                 transaction=dict(transaction),
             )
         return found
 
     @classmethod
     def parse(cls, job: str, sink: str, name: str) -> Self | None:
-        """Read `name` back; None when it is not one of this job and sink."""
+        """Parse `name`; None if it does not belong to this job and sink."""
         prefix = f"{job}.{sink}."
         found = _NUMBERS_AND_TOKEN.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if found is None:
@@ -80,14 +78,14 @@ class NamedTransaction(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """A file name that no other transaction has, in this life of the job or another."""
+        """A file name that no other transaction has, even after the job's storage was deleted."""
         return (
             f"{self.job}.{self.sink}.{self.run}.{self.checkpoint}.{self.subtask}.{self.attempt}.{self.token}"
         )
 
     @property
     def identity(self) -> tuple[str, str, int, int, int, int, str]:
-        """What tells it from all others, as a table of proofs keeps it."""
+        """The columns that identify it in a table of commits."""
         return (self.job, self.sink, self.run, self.checkpoint, self.subtask, self.attempt, self.token)
 
     def as_transaction(self) -> Transaction:
@@ -96,23 +94,23 @@ class NamedTransaction(msgspec.Struct, frozen=True):
 
 
 class Open(Protocol):
-    """A transaction while its rows come in."""
+    """A transaction that rows are being written to."""
 
     @property
     def transaction(self) -> NamedTransaction:
-        """Which one it is."""
+        """The transaction that is being written."""
 
 
 _Open = TypeVar("_Open", bound=Open)
 
 
 def is_open(writing: Open | None, transaction: NamedTransaction) -> bool:
-    """Tell whether this instance is writing to it."""
+    """Return whether `writing` is this transaction."""
     return writing is not None and writing.transaction.name == transaction.name
 
 
 def begun(sink: TwoPhaseCommitSink, writing: _Open | None, transaction: Transaction) -> _Open:
-    """What a sink is writing to; it must be the transaction that it is asked to write to."""
+    """Return what the sink is writing to, after checking that it is this transaction."""
     asked = NamedTransaction.read(transaction)
     if writing is None or not is_open(writing, asked):
         raise InternalError(
@@ -124,10 +122,10 @@ def begun(sink: TwoPhaseCommitSink, writing: _Open | None, transaction: Transact
 def lost(
     transaction: NamedTransaction, *, where: object, why: str, look: str, **facts: Any
 ) -> CommitLostError:
-    """Say that what a checkpoint promised is neither committed nor there; `look` says where it might be."""
+    """The error for a promised transaction that is neither committed nor staged; `look` says where it might be."""
     return CommitLostError(
         f"transaction {transaction.name} cannot be committed to {where}: {why}. A completed checkpoint promised "
-        f"{_its_rows(transaction)}, so they are missing there. {look}; otherwise restore an older checkpoint",
+        f"{_its_rows(transaction)}, and they are missing there. {look}; otherwise restore an older checkpoint",
         transaction=transaction.name,
         rows=transaction.rows,
         **facts,
@@ -137,7 +135,7 @@ def lost(
 def refused(
     transaction: NamedTransaction, *, where: object, cause: Exception, kept: str, repair: str, **facts: Any
 ) -> CommitLostError:
-    """Say that the target refuses what a checkpoint promised: the rows are kept, but no start of the job gets past them."""
+    """The error for a promised transaction that the target refuses. The rows are kept, and every start of the job commits them first."""
     return CommitLostError(
         f"transaction {transaction.name}, which a completed checkpoint promised, cannot be committed to {where}: {cause}. {kept}. "
         f"{repair}, then start the job again: it commits them first",

@@ -15,24 +15,24 @@ import msgspec
 import pyarrow as pa
 
 Transaction = Mapping[str, Any]
-"""What identifies a transaction: a dictionary that JSON can carry. It is stored in the checkpoint as it is."""
+"""Identifies a transaction: a dictionary of JSON values, stored in the checkpoint as it is."""
 
 
 class Delivery(enum.Enum):
-    """What a sink can promise, the mode of the job apart."""
+    """The guarantee of a sink, whatever the mode of the job."""
 
     TRANSACTIONAL = "transactional"
     """Commits together with the checkpoint: every row once."""
     IDEMPOTENT = "idempotent"
-    """Writes again over the same keys: the end result is right, a reader may see a step back after a recovery."""
+    """Writes the same keys again: the end result is right, but a reader may see an older value for a while after a recovery."""
     AT_LEAST_ONCE = "at least once"
     """May write rows again after a recovery."""
 
 
 class TransactionContext(msgspec.Struct, frozen=True):
-    """Who begins a transaction. `transaction_id` is unique among all attempts of all runs.
+    """The attempt that begins a transaction. `transaction_id` is unique among all attempts of all runs.
 
-    `job` is the job's name with the identity that its storage drew, so two jobs of one name are told apart.
+    `job` is the job's name with the identity that its storage drew, so two jobs with the same name stay distinct.
     """
 
     job: str
@@ -44,12 +44,12 @@ class TransactionContext(msgspec.Struct, frozen=True):
 
     @property
     def transaction_id(self) -> str:
-        """A name fit for a file, a folder or a transaction id in a database."""
+        """A name that is valid as a file, a folder and a transaction id of a database."""
         return f"{self.job}.{self.sink}.{self.run}.{self.checkpoint}.{self.subtask}.{self.attempt}"
 
 
 class TransactionName(NamedTuple):
-    """What tells one transaction of a job from every other, whatever else it carries."""
+    """Identifies one transaction within a job."""
 
     sink: str
     run: int
@@ -59,7 +59,7 @@ class TransactionName(NamedTuple):
 
     @classmethod
     def of(cls, sink: str, transaction: Transaction) -> Self:
-        """The name of one that a sink knows."""
+        """Return the name of a transaction of this sink."""
         return cls(sink, *(transaction[part] for part in cls._fields[1:]))
 
 
@@ -78,20 +78,20 @@ class TwoPhaseCommitSink(ABC):
 
     delivery: Delivery = Delivery.TRANSACTIONAL
     explanation: str = ""
-    """What may be seen twice or late with this sink, and when, as the end of the sentence 'the sink ...'; empty for the
-    usual words of its `delivery`. It becomes part of the job's guarantee."""
+    """Which rows a reader may see twice or late, and when, as the end of a sentence that begins with 'the sink'. Empty means the
+    standard text for `delivery`. It becomes part of the job's guarantee."""
 
-    def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - a sink that accepts everything need not say so
-        """Refuse what can never work (a missing table, a wrong column type) with `ConfigError`.
+    def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - a sink may accept everything
+        """Raise `ConfigError` for what can never work: a missing table, a wrong column type.
 
         Called on the driver, once, before the query starts.
         """
 
-    def check_rows(self, batch: pa.RecordBatch) -> None:  # noqa: B027 - it only saves time
-        """Raise `BadRecordError` if `write` would refuse one of these rows for what is in it. It has no effect.
+    def check_rows(self, batch: pa.RecordBatch) -> None:  # noqa: B027 - optional, it only saves time
+        """Raise `BadRecordError` if `write` would refuse one of these rows because of its values. Writes nothing.
 
-        Called in a task before `begin_transaction`, where bad rows may not end the job: on fewer and fewer of the rows, until those at
-        fault are found. A sink that leaves it out is asked to `write` them, in transactions that are aborted.
+        Called in a task before `begin_transaction` if bad rows must not fail the job, on ever smaller parts of the rows until the bad
+        ones are found. For a sink that does not implement it, `write` is called instead, in transactions that are aborted.
         """
 
     @abstractmethod
@@ -100,7 +100,7 @@ class TwoPhaseCommitSink(ABC):
 
         Called in a task when its first rows arrive; not called for a task without rows. Spark may run several attempts of
         one task at the same time: each begins its own, named by `context.transaction_id`, and at most one is ever committed.
-        Where bad rows may not end the job, a task aborts a transaction that refused one and begins again, under the same name.
+        If bad rows must not fail the job, a task aborts a transaction that refused one and begins again under the same name.
         """
 
     @abstractmethod
@@ -109,10 +109,10 @@ class TwoPhaseCommitSink(ABC):
 
     @abstractmethod
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        """Make the rows durable, still invisible, so that `commit` can no longer fail for a reason of its own.
+        """Make the rows durable but not yet visible, so that `commit` can only fail if the target is unavailable.
 
-        Called once, in the same task, after the last row. Returns the transaction, with what `commit` needs to know
-        added. Raise if the rows cannot be made durable: the job then goes back to the last checkpoint.
+        Called once, in the same task, after the last row. Returns the transaction with everything that `commit` needs to
+        know. Raise if the rows cannot be made durable: the job then goes back to the last checkpoint.
         The classic mistake: leaving bytes in a buffer, or a connection open that another process would need.
         """
 
@@ -121,7 +121,7 @@ class TwoPhaseCommitSink(ABC):
         """Make the rows visible, all at once. Called on the driver, after the checkpoint completed, in checkpoint order.
 
         Called again after a crash, possibly when the first call had already done everything: find the work done and return.
-        It must succeed in the end, so raise `UnavailableError` for what may pass (it is retried with a growing pause)
+        It must succeed in the end: raise `UnavailableError` for a temporary failure (it is retried with a growing pause)
         and `CommitLostError` for a transaction that is neither there nor committed.
         The classic mistake: treating 'not found' as success without a proof that it was committed.
         """
@@ -137,23 +137,23 @@ class TwoPhaseCommitSink(ABC):
     def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
         """List the transactions of this job and sink, and of no other, that are neither committed nor aborted.
 
-        Called on the driver, in recovery and while the job runs. What a checkpoint names is committed, what
-        belongs to nobody is aborted. A transaction listed here may lack what `pre_commit` added; it must suffice for `abort`.
+        Called on the driver, in recovery and while the job runs. Transactions that a checkpoint names are committed, all others
+        are aborted. A transaction listed here may lack what `pre_commit` added; it must suffice for `abort`.
         Each must hold `run`, `checkpoint`, `subtask` and `attempt` as in the context that began it.
         """
 
-    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:  # noqa: ARG002 - a sink may know nothing
-        """The newest run of which the target has a commit of this job and sink, and the newest checkpoint of that run among its commits.
+    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:  # noqa: ARG002 - a sink may keep no record
+        """Return the newest run that has a commit of this job and sink in the target, and the newest committed checkpoint of that run.
 
-        Called on the driver, at a start: a storage that knows less than the target is an old copy, and rows would be written again.
-        None, the default: the target keeps no record, or has no commit.
+        Called on the driver at every start. If the job's storage knows less than the target, it is an old copy, and rows would be
+        written again. None, the default, means that the target keeps no record or has no commit.
         """
         return None
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
         """Commit several transactions, in this order. Override it where one round trip can do them all.
 
-        Called again, whole, when it raised half way.
+        After an error it is called again with all of them.
         """
         for transaction in transactions:
             self.commit(transaction)

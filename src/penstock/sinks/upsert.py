@@ -1,4 +1,4 @@
-"""Sinks that write by key, so that the same rows twice are no harm. In tasks, or on the driver when the checkpoint completes.
+"""Sinks that write by key, so that writing the same rows twice does no harm. In tasks, or on the driver when the checkpoint completes.
 
 visible="at once"                each task writes at its end, before the checkpoint is complete
 visible="with the checkpoint"    rows are staged (see `penstock.sinks.staged_sink`) and written when it is complete
@@ -23,49 +23,49 @@ from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionCo
 AT_ONCE = "at once"
 WITH_THE_CHECKPOINT = "with the checkpoint"
 _UNFENCED = (
-    "; a task or driver that was taken for dead and wakes up in the middle of a write finishes it, and an older value is then back until "
-    "the key is next written"
+    "; a task or driver that was presumed dead and resumes in the middle of a write finishes it, and the key has an older value "
+    "until it is next written"
 )
 
 
 class RowOrigin(msgspec.Struct, frozen=True):
-    """Where rows come from. Those of an older run, or of an older batch of a run, are never newer."""
+    """The run and batch that rows come from. Rows of an older run, or of an older batch of the same run, are never newer."""
 
     job: str
     sink: str
     run: int
     batch: int
     staged: bool = False
-    """Whether they come when the checkpoint is complete, and perhaps again: a run repeats what an older one has promised."""
+    """Whether they are written when the checkpoint is complete; then a later run may write them again, because it repeats old promises."""
 
 
 class KeyedWriter(ABC):
     """Writes rows to one target by key. It is pickled into tasks; its `repr` shows no password."""
 
     fenced = False
-    """Whether the target itself refuses rows when those of a newer origin have been written."""
+    """Whether the target refuses rows once rows of a newer origin have been written."""
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns and targets that can never work with `ConfigError`. Driver, before the query."""
+        """Raise `ConfigError` for columns and targets that can never work. Driver, before the query starts."""
 
     @abstractmethod
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert rows to what `upsert` takes, and refuse bad ones, while the job can still go back. Task."""
+        """Convert rows for `upsert`, and refuse bad ones while the job can still go back. Task."""
 
     def check_rehearsal(self) -> None:  # noqa: B027 - most writers need none
-        """Refuse a target on which rows cannot be tried and taken back. Driver, before the query, when rows are staged."""
+        """Refuse a target on which `rehearse` cannot undo its writes. Driver, before the query starts, if rows are staged."""
 
-    def rehearse(self, rows: pa.RecordBatch) -> None:  # noqa: B027 - what `prepare` lets pass, most targets take
-        """Refuse prepared rows that `upsert` would refuse, without a change that anybody sees. Task, when rows are staged."""
+    def rehearse(self, rows: pa.RecordBatch) -> None:  # noqa: B027 - most targets accept whatever `prepare` accepts
+        """Refuse prepared rows that `upsert` would refuse, without a visible change. Task, if rows are staged."""
 
     @abstractmethod
     def upsert(self, rows: pa.Table, origin: RowOrigin) -> None:
-        """Write prepared rows; of several with one key the last one counts. May be called again with the same rows."""
+        """Write prepared rows; of several rows with the same key the last one counts. May be called again with the same rows."""
 
 
 class UpsertSink(TwoPhaseCommitSink):
-    """A writer in one of the two ways; subclasses only build the writer."""
+    """Writes at once or with the checkpoint; subclasses only build the writer."""
 
     delivery = Delivery.IDEMPOTENT
 
@@ -78,7 +78,7 @@ class UpsertSink(TwoPhaseCommitSink):
 
     @property
     def explanation(self) -> str:  # type: ignore[override]
-        """What a reader may see, which depends on the way and on the target."""
+        """What a reader may see; depends on `visible` and on the target."""
         return self._way.explanation + ("" if self._writer.fenced else _UNFENCED)
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class UpsertSink(TwoPhaseCommitSink):
         return self._way.begin_transaction(context)
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """Convert the rows and keep them."""
+        """Convert the rows and keep them until `pre_commit`."""
         self._way.write(transaction, self._writer.prepare(batch))
 
     def pre_commit(self, transaction: Transaction) -> Transaction:
@@ -107,7 +107,7 @@ class UpsertSink(TwoPhaseCommitSink):
 
     @override
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
-        """In order, each with its note."""
+        """Commit them in order, each with its entry in the commit log."""
         self._way.commit_all(transactions)
 
     def abort(self, transaction: Transaction) -> None:
@@ -120,7 +120,7 @@ class UpsertSink(TwoPhaseCommitSink):
 
 
 class _AtOnce(TwoPhaseCommitSink):
-    """Gathers the rows of a task and writes them at its end: a task that fails before has written nothing."""
+    """Collects the rows of a task and writes them at its end: a task that fails before has written nothing."""
 
     explanation = (
         "writes by key at the end of each task, before the checkpoint is complete: rows written again change nothing, though after a "
@@ -142,7 +142,7 @@ class _AtOnce(TwoPhaseCommitSink):
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         if self._begun != dict(transaction):
             raise InternalError(
-                f"{self._writer!r} was asked to write to what it did not begin", **transaction
+                f"{self._writer!r} was asked to write to a transaction that it did not begin", **transaction
             )
         if batch.num_rows:
             self._rows.append(batch)
@@ -154,15 +154,15 @@ class _AtOnce(TwoPhaseCommitSink):
         return transaction
 
     def commit(self, transaction: Transaction) -> None:
-        """Everything was written in the task, unless the sink was another one then."""
+        """Do nothing: the task has written the rows, unless they were staged under another setting."""
         if "token" in transaction:
             raise CommitLostError(
-                f"{self._writer!r} cannot write what a checkpoint promised: the rows were staged with visible={WITH_THE_CHECKPOINT!r}; "
+                f"{self._writer!r} cannot write rows that a checkpoint promised: they were staged with visible={WITH_THE_CHECKPOINT!r}; "
                 "start the job once more with that setting and its staging folder",
                 **transaction,
             )
 
-    def abort(self, transaction: Transaction) -> None:  # noqa: ARG002 - what was written cannot be taken back
+    def abort(self, transaction: Transaction) -> None:  # noqa: ARG002 - what was written cannot be undone
         self._rows, self._begun = [], None
 
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:  # noqa: ARG002 - there is nothing to find
@@ -189,12 +189,12 @@ class _WithTheCheckpoint(HandoverSink):
         self._writer.check_rehearsal()
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What the target would refuse at commit is refused while the job can go back."""
+        """Refuse what the target would refuse at commit, while the job can still go back."""
         self._writer.rehearse(batch)
         return batch
 
     def commit(self, transaction: Transaction) -> None:
-        """Hand the rows over; those of a task that wrote at once, before the setting was changed, are in the target."""
+        """Hand the rows over, unless the task wrote them at once, before `visible` was changed."""
         if not _written_at_once(transaction):
             super().commit(transaction)
 
@@ -207,12 +207,12 @@ class _WithTheCheckpoint(HandoverSink):
 
 
 def _written_at_once(transaction: Transaction) -> bool:
-    """Whether a transaction in a checkpoint is one of `_AtOnce`, which nothing more is to be done for."""
+    """Return whether a transaction in a checkpoint is one of `_AtOnce`, for which nothing is left to do."""
     return set(transaction) == set(TransactionContext.__struct_fields__)
 
 
 def origin_of(transaction: Transaction, *, staged: bool) -> RowOrigin:
-    """Where the rows of a transaction come from."""
+    """Return the run and batch that the rows of a transaction come from."""
     return RowOrigin(
         transaction["job"], transaction["sink"], transaction["run"], transaction["checkpoint"], staged
     )

@@ -1,9 +1,7 @@
-"""The SQL of an upsert in the styles of the databases, and the ways of their drivers to mark a value. Pure.
+"""The SQL of an upsert in the dialects of the databases, and the meaning of their drivers' errors. Pure.
 
-What the error of a DB-API driver says about a row. Pure.
-
-PEP 249 tells a refused row from a database that is away, but not a value that is refused always from one that is refused because of other
-rows. The databases do, each with codes of its own.
+PEP 249 distinguishes a refused row from an unavailable database, but not a value that is always refused from one that is refused because of
+other rows. The databases do, each with its own codes.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.sinks.sql.mysql_server import REFUSED_ROWS
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 
 ON_CONFLICT = "on conflict"
 ON_DUPLICATE_KEY = "on duplicate key"
@@ -26,7 +24,7 @@ _OF_MYSQL = {"pymysql", "mysqldb", "mysql", "mariadb", "cymysql"}
 
 
 class UpsertStatement:
-    """The statements for one table; `columns` are all that are written, `key` is among them."""
+    """The statements for one table. `columns` are all written columns, including those of `key`."""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class UpsertStatement:
         self._table = ".".join(map(self._quoted, table.split(".")))
 
     def statements(self) -> list[tuple[str, Sequence[str]]]:
-        """Each statement to run over all rows, with the columns whose values it takes, in this order."""
+        """Return the statements to run for all rows, each with the columns of its parameters, in order."""
         insert = (
             f"INSERT INTO {self._table} ({self._names(self.columns)}) VALUES ({self._marks(self.columns)})"  # noqa: S608 - all quoted
         )
@@ -59,9 +57,9 @@ class UpsertStatement:
         return [(insert + self._action(), self.columns)]
 
     def probes(self) -> list[str]:
-        """Statements that change nothing, and fail if the table, a column or (where the database checks it) the unique key is missing.
+        """Return statements that change nothing, and fail if the table, a column or (if the database checks it) the unique key is missing.
 
-        They are run without values, so drivers take a percent sign for what it is.
+        They run without parameters, so drivers do not interpret a percent sign.
         """
         names = self._names(self.columns)
         select = f"SELECT {names} FROM {self._table} WHERE 1 = 0"  # noqa: S608 - all quoted
@@ -70,7 +68,7 @@ class UpsertStatement:
         return [probe.replace("%%", "%") if self._doubles else probe for probe in wanted]
 
     def parameters(self, row: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
-        """The values of one row as the driver takes them."""
+        """Return the values of one row in the form of the driver's parameter style."""
         if self._paramstyle == "named":
             return {f"c{number}": value for number, value in enumerate(row)}
         return tuple(row)
@@ -87,7 +85,7 @@ class UpsertStatement:
 
     @property
     def _doubles(self) -> bool:
-        """Whether a percent sign in a name would be a mark."""
+        """Whether a percent sign in a name would be read as a placeholder."""
         return self._paramstyle in {"format", "pyformat"}
 
     def _quoted(self, name: str) -> str:
@@ -113,24 +111,24 @@ class UpsertStatement:
 
 
 def is_of_mysql(thing: Any) -> bool:
-    """Tell whether a connection or an error is one of a driver of MySQL or MariaDB, where double quotes are for texts."""
+    """Return whether a connection or an error belongs to a driver of MySQL or MariaDB, where double quotes enclose strings."""
     return type(thing).__module__.partition(".")[0].lower() in _OF_MYSQL
 
 
 def paramstyle_of(connection: Any) -> str:
-    """How the driver of this connection marks values (PEP 249)."""
+    """Return the parameter style of the driver of this connection (PEP 249)."""
     package = type(connection).__module__.partition(".")[0]
     found = getattr(sys.modules.get(package), "paramstyle", None)
     if found not in PARAMSTYLES:
         raise ConfigError(
-            f"the package {package} of the connection does not say how it marks values; say it: paramstyle=one of {PARAMSTYLES}",
+            f"the package {package} of the connection does not name its parameter style; set paramstyle= to one of {PARAMSTYLES}",
             package=package,
         )
     return str(found)
 
 
 def commits_by_itself(connection: Any) -> bool:
-    """Whether each statement is committed at once, as far as the driver tells: PEP 249 knows no such mode, but most drivers do."""
+    """Return whether the connection is in autocommit mode. PEP 249 has no such mode, but most drivers do."""
     if isinstance(connection, sqlite3.Connection) and connection.isolation_level is None:
         return True
     ask = getattr(connection, "get_autocommit", None)
@@ -140,9 +138,9 @@ def commits_by_itself(connection: Any) -> bool:
 
 _BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError", "InterfaceError",
     "TypeError", "ValueError", "OverflowError"}  # fmt: skip
-"""What PEP 249 calls errors that the same rows would meet again, and what drivers raise for a value that they cannot send."""
+"""The errors of PEP 249 that the same rows would raise again, and those that drivers raise for a value that they cannot send."""
 _MYSQL_OTHER_ROWS = {1062, 1216, 1452, 1644}
-"""A unique key, foreign keys, a trigger that refuses: who knows where it has looked."""
+"""A unique key, foreign keys, and triggers, which may have read other rows."""
 _SQLITE_ALONE = {
     sqlite3.SQLITE_CONSTRAINT_CHECK,
     sqlite3.SQLITE_CONSTRAINT_NOTNULL,
@@ -153,14 +151,16 @@ _NOT_NULL, _CHECK = "23502", "23514"
 
 
 def is_bad_row(error: Exception) -> bool:
-    """Whether the same row would be refused again, unless the rows in the table change."""
+    """Return whether the same row would be refused again, unless the rows in the table change."""
     if _kinds(error) & _BAD_ROWS:
         return True
-    return is_of_mysql(error) and _number(error) in REFUSED_ROWS  # PyMySQL takes a CHECK for an outage
+    return (
+        is_of_mysql(error) and _number(error) in REFUSED_ROWS
+    )  # PyMySQL reports a failed CHECK as an outage
 
 
 def is_refused_alone(error: Exception) -> bool:
-    """Whether the row would be refused whatever other rows there are; False where the driver does not say."""
+    """Return whether the row would be refused whatever other rows there are; False if the driver does not say."""
     if is_of_mysql(error) and _number(error) in REFUSED_ROWS:
         return _number(error) not in _MYSQL_OTHER_ROWS
     if "IntegrityError" not in _kinds(error):
@@ -171,15 +171,15 @@ def is_refused_alone(error: Exception) -> bool:
 
 
 def _kinds(error: Exception) -> set[str]:
-    """What a driver's error is, in the words of the DB-API."""
+    """Return the names of an error's classes, among them those of the DB-API."""
     return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _state(error: Exception) -> Any:
-    """The SQLSTATE, where psycopg and its relatives keep it."""
+    """Return the SQLSTATE from where psycopg and similar drivers keep it."""
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def _number(error: Exception) -> Any:
-    """The number that MySQL and MariaDB give to an error."""
+    """Return the number of an error of MySQL or MariaDB."""
     return getattr(error, "errno", None) or next(iter(error.args), None)

@@ -1,22 +1,20 @@
 """A small socket on the driver that executors send messages to. Driver and executors.
 
-One connection a message, served by one thread:
+One connection per message, served by one thread:
 
-    driver     a number that is used once
-    executor   how long what follows is, its hash, and a keyed hash of all three; then a name of its own and the message, as JSON
-    driver     one byte: it was taken
+    driver     a nonce
+    executor   the length and the hash of the body, and a keyed hash of these and the nonce; then the body: a unique name and JSON
+    driver     one byte: accepted
 
-The key is the run's secret, which never travels. Until the keyed hash is right the driver reads 68 bytes of a connection and no
-more, waits a short time, and holds a limited number of connections: under pressure those that stay silent have to go. What does
-not hold is dropped with a log line; nothing received is ever executed or unpickled.
+The key is the run's secret, which is never sent. Until the keyed hash is verified, the driver reads only 68 bytes of a connection, waits a
+short time, and keeps a limited number of connections: under pressure it closes silent ones. Invalid messages are dropped with a log line;
+nothing received is ever executed or unpickled.
 
-A sender whose connection broke tries again, with the same name, so that what was taken is not taken twice. When nobody listens any
-more, the run is over.
+A sender whose connection broke tries again with the same name, so that no message is accepted twice. When nothing listens any more, the
+run is over.
 
-What executors tell the driver besides Spark's own results. Driver and executors.
-
-Acknowledgements that decide about a batch travel with Spark's task results, so they count only for attempts that Spark
-kept. These messages travel beside it: an upload that ended long after its task, or why a task failed.
+Acknowledgements that decide about a batch are part of Spark's task results, so they count only for attempts that Spark kept.
+The messages here are sent separately: an upload that ended long after its task, or why a task failed.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
 
 
 class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
-    """A file of the handle could not be stored; others of `files` may have been. `asked`: the files of the handle that was to be stored."""
+    """A file of the handle could not be stored; others of `files` may have been. `asked` are the files of the requested handle."""
 
     run: int
     subtask: SubtaskId
@@ -60,13 +58,13 @@ class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
     asked: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     tried: int | None = None
-    """The version that `files` are of, where it is a newer one than was asked for."""
+    """The version of `files`, if it is newer than the requested one."""
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     """A task is about to fail; `error` names the class in `penstock.errors`, or is '' for any other exception.
 
-    Of another one `place` says where it was raised, and `may_pass` whether it is about the network or the machine.
+    For another exception, `place` says where it was raised, and `may_pass` whether it is about the network or the machine.
     """
 
     run: int
@@ -82,10 +80,10 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     key: str = ""
     row: str = ""
     names: str = ""
-    """Those that there are, where the user's code has used one that there is not."""
+    """The valid names, if the user's code used one that does not exist."""
     is_wrong_name: bool = False
     notes: tuple[str, ...] = ()
-    """What else was said of the exception on its way."""
+    """The notes of the exception."""
 
 
 class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):
@@ -99,20 +97,20 @@ class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):
 
 
 class MergeFailed(msgspec.Struct, frozen=True, tag="merge-failed"):
-    """Files could not be merged, or the result not be stored; they stay as they are."""
+    """Files could not be merged, or the result could not be stored; the files stay as they are."""
 
     run: int
     subtask: SubtaskId
     cause: str
     file: str = ""
-    """What was to take their place; it may be in storage."""
+    """The merged file, which may be in storage."""
 
 
 Message = UploadDone | UploadFailed | TaskFailed | MergeDone | MergeFailed
 
 
 def encoded(message: Message) -> bytes:
-    """For the way to the driver. A cause that is no UTF-8 must not keep it from arriving: what cannot be written is spelt out."""
+    """Encode a message. Text that is not UTF-8 is escaped, so that the message still arrives."""
     try:
         return msgspec.json.encode(message)
     except UnicodeEncodeError:
@@ -135,17 +133,17 @@ _log = logging.getLogger(__name__)
 LONGEST_MESSAGE_BYTES = 64 * 1024 * 1024
 _FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 MOST_UNPROVEN = 4096 if _FILES == resource.RLIM_INFINITY else min(4096, _FILES // 4)
-"""Connections that have not shown yet that they know the secret. One more sends the oldest away if that is silent, or has to go itself."""
+"""Connections that have not proved that they know the secret. A further one replaces the oldest if that is silent, else it is closed."""
 SILENT_S = 2.0
 PROOF_TIMEOUT_S = 10.0
 TIMEOUT_S = 20.0
 CLOSE_S = 1.0
-"""So long may messages that are on their way take when the mailbox closes."""
+"""How long pending messages may take when the mailbox closes."""
 TRIES = 5
 TRY_UNTIL_S = 30.0
 PAUSE_S = 0.05
 MOST_REMEMBERED = 10_000
-"""Names of messages that were taken."""
+"""Names of accepted messages."""
 LOG_EVERY_S = 60.0
 LOOPBACK = "127.0.0.1"
 
@@ -156,11 +154,11 @@ _SECRET_BYTES = 16
 _HEADER = struct.Struct(">I32s32s")
 _TAKEN = b"+"
 _MESSAGES: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
-"""Made here, not on first use: two threads that both meet a type for the first time crash msgspec (0.22, SIGSEGV)."""
+"""Made here, not on first use: msgspec (0.22) crashes if two threads use a type for the first time at once."""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """How to reach a mailbox."""
+    """The address and the secret of a mailbox."""
 
     host: str
     port: int
@@ -174,7 +172,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def places(master: str, driver_host: str | None, bind_address: str | None) -> tuple[str, str]:
-    """Where to listen, and what executors call it: on this machine only, unless Spark has executors on others."""
+    """Return the address to listen on and the host for executors: this machine only, unless Spark has executors elsewhere."""
     if master.startswith("local"):
         return LOOPBACK, LOOPBACK
     host = driver_host or LOOPBACK
@@ -188,7 +186,7 @@ def send(
     clock: Clock = SYSTEM_CLOCK,
     randomness: Randomness = SYSTEM_RANDOMNESS,
 ) -> None:
-    """Deliver one message, with a few tries; raises OSError when the driver does not take it, at once when nobody listens."""
+    """Deliver one message, with a few retries. Raises OSError if the driver does not accept it, at once if nothing listens."""
     body = secret_bytes(_NAME_BYTES) + encoded(message)
     until = clock.monotonic() + TRY_UNTIL_S
     for left in reversed(range(TRIES)):
@@ -206,20 +204,20 @@ def _send_once(address: Address, body: bytes) -> None:
         nonce = _exactly(connection, _NONCE_BYTES)
         connection.sendall(_header(address.secret, nonce, body) + body)
         if connection.recv(1) != _TAKEN:
-            raise ConnectionError("the driver did not take the message")
+            raise ConnectionError("the driver did not accept the message")
 
 
 def tell(address: Address, message: Message, about: str) -> None:
-    """Deliver a message from the background, where nobody waits for it; a failure is only logged.
+    """Deliver a message from a background thread; a failure is only logged.
 
-    When nobody listens any more the run is over, and what a worker still finished is of no use to anybody: that is no warning.
+    When nothing listens any more, the run is over and does not need the result of the worker, so that is no warning.
     """
     try:
         send(address, message)
     except ConnectionRefusedError as error:
-        _log.debug("the run is over, nobody wants to know about %s: %s", about, error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, what waits behind it in the background must go on
-        _log.warning("the driver could not be told about %s: %s", about, error)
+        _log.debug("the run is over, and the message about %s is dropped: %s", about, error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the background thread must go on
+        _log.warning("the driver could not be informed about %s: %s", about, error)
 
 
 def _header(secret: str, nonce: bytes, body: bytes) -> bytes:

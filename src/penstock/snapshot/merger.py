@@ -1,7 +1,7 @@
-"""Merges sorted files of state while batches go on: a background thread in the Python worker. Executors.
+"""Merges sorted files of state in a background thread of the Python worker, while batches go on. Executors.
 
-A merge reads files that never change and writes a new one, so that it can be given up at any moment. The result is uploaded before the
-driver hears of it: when a handle names it, it is durable, and no checkpoint waits for it.
+A merge reads immutable files and writes a new one, so it can be abandoned at any time. The result is uploaded before the driver is
+informed: when a handle names it, it is durable, and no checkpoint waits for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.state.merge_orders import MergeOrder
 
 @dataclass(frozen=True)
 class Merge:
-    """One order, and what is needed to carry it out."""
+    """A merge order with everything that is needed to perform it."""
 
     backend: StateBackend
     workplace: Workplace
@@ -29,7 +29,7 @@ class Merge:
 
 
 def perform(merge: Merge) -> Message:
-    """Merge, upload, and say how it went."""
+    """Merge and upload; returns the message for the driver."""
     watch = Stopwatch()
     order, workplace = merge.order, merge.workplace
     merged = None
@@ -37,7 +37,7 @@ def perform(merge: Merge) -> Message:
         merged = merge.backend.merge(workplace, merge.layout, order.refs, oldest=order.oldest)
         if merged is not None:
             workplace.storage.upload(workplace.merged_path(merged.name), merged.name)
-    except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver tells people and tries again later
+    except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver reports it and orders it again later
         if merged is not None:
             workplace.merged_path(merged.name).unlink(missing_ok=True)
         return _failed(merge, error, merged.name if merged is not None else "")
@@ -49,7 +49,7 @@ def _failed(merge: Merge, error: Exception, file: str = "") -> MergeFailed:
 
 
 class Merger:
-    """One merge at a time in a worker; the thread begins with the first order and lives as long as there are any."""
+    """Performs one merge at a time in a worker. The thread starts with the first order and ends when none is left."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[Merge] = queue.SimpleQueue()
@@ -57,14 +57,14 @@ class Merger:
         self._waiting = 0
 
     def submit(self, merge: Merge) -> None:
-        """Merge later, in the background. Where no thread can be had the driver is told at once, and orders it again later."""
+        """Queue a merge for the background thread. If no thread can be started, the driver is informed and orders it again later."""
         try:
             with self._lock:
                 if not self._waiting:
                     threading.Thread(target=self._work, name="penstock-merge", daemon=True).start()
                 self._waiting += 1
                 self._orders.put(merge)
-        except RuntimeError as error:  # the process has as many as it may
+        except RuntimeError as error:  # the process has reached its limit of threads
             tell(merge.mailbox, _failed(merge, error), _about(merge))
 
     def _work(self) -> None:

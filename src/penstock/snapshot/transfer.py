@@ -1,16 +1,15 @@
-"""Bring local files into storage: several at a time, each of them once. Executors, and the driver where it helps out.
+"""Uploads local files to storage: several at a time, each of them once. Executors, and the driver in a rescue.
 
-1. Storage that answers slowly is slow for all files together, not for one after the other.
-2. Workers of one machine may want the same file stored in the same moment: its first version was frozen in one worker, the next
-   in another. The file itself is the lock between them (`flock`), which the system gives back when its holder dies.
-3. A file is compared with its checksum before it goes: a damaged one must not get into storage.
-4. Nothing is left behind: when one file fails no further one is begun, and every thread has ended when the error is raised.
+1. Several files are uploaded at once, so that slow storage does not delay each of them in turn.
+2. Two workers of one machine may upload the same file at once: its first version was frozen in one worker, the next in another. A lock
+   on the file (`flock`) prevents this; the system releases it when its holder dies.
+3. A file is compared with its checksum before the upload: a damaged one must not get into storage.
+4. If one file fails, no further upload begins, and every thread has ended when the error is raised.
 
-Uploads that nobody works on any more: a Python worker died with them in its queue or gave them up, and no batch came after. Driver.
-
-The next batch of a subtask uploads what is missing by itself. This is for the time when there is no next batch, or when the next batch
-merged the missing files away and a pending checkpoint still waits for them. It can help only where the driver sees the executors'
-working files; elsewhere the checkpoint expires, and the job goes on from the one before.
+`Rescue` runs on the driver. It uploads files that no worker uploads: a Python worker died or gave up, and no batch followed. The next
+batch of a subtask uploads missing files by itself, but there may be none, or it merged the missing files while a pending checkpoint
+still waits for them. A rescue works only if the driver can read the executors' working files; otherwise the checkpoint expires, and the job
+continues from the one before.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from penstock.storage import Storage
 
 FILES_AT_ONCE = 8
 PATIENCE_S = 60.0
-"""How long another worker may take with a file before this one stores it, too: it may hang in a connection that is dead."""
+"""How long to wait for another worker to upload a file before uploading it here, too: its connection may be dead."""
 
 _LOOK_AGAIN_S = 0.05
 
 
 class Room:
-    """How many files may be on their way at once, shared by all uploads that are given the same room."""
+    """Limits the number of concurrent uploads of files among all callers that share it."""
 
     def __init__(self, files_at_once: int = FILES_AT_ONCE) -> None:
         self.files_at_once = files_at_once
@@ -49,7 +48,7 @@ class Room:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Wait for a place, and have it."""
+        """Wait until a file may be uploaded."""
         with self._places:
             yield
 
@@ -57,7 +56,7 @@ class Room:
 def store_all(
     storage: Storage, local_dir: Path, files: Mapping[str, FileRef], room: Room | None = None
 ) -> None:
-    """Make these files durable. Without a room they go one by one, in the calling thread; raises the first failure."""
+    """Make these files durable; raises the first failure. Without a room they are uploaded one by one, in the calling thread."""
     names = sorted(files)
     if room is None or len(names) == 1:
         for name in names:
@@ -74,9 +73,9 @@ def store_all(
 
 
 def store_one(storage: Storage, local_dir: Path, name: str, ref: FileRef) -> None:
-    """Make one file durable, unless it is: a file in storage is there whole, and no other was ever given its name.
+    """Make one file durable, unless it is already: a file in storage is complete, and its name is never reused.
 
-    What is uploaded must be what the handle promises: a working file that was damaged since it was written is refused.
+    A working file that no longer has the checksum of its handle is refused.
     """
     path = local_dir / name
     try:
@@ -88,14 +87,14 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: FileRef) -> Non
         if storage.size(name) != ref.size:
             raise UnavailableError(
                 f"the working file {path} is gone, and {storage.uri} does not have it yet: the state of this batch is lost; "
-                "leave the working folder of a running job alone",
+                "do not delete files in the working folder of a running job",
                 path=str(path),
             ) from cause
 
 
 @contextmanager
 def _alone(file: IO[bytes]) -> Iterator[None]:
-    """Keep other workers of this machine from storing the same file meanwhile; closing it ends that."""
+    """Lock a file against other workers of this machine; closing the file releases the lock."""
     patient_until = SYSTEM_CLOCK.monotonic() + PATIENCE_S
     while not _locked(file) and SYSTEM_CLOCK.monotonic() < patient_until:
         SYSTEM_CLOCK.sleep(_LOOK_AGAIN_S)
@@ -108,12 +107,12 @@ def _locked(file: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks: then a file may be stored twice, which is no harm
+        return True  # a file system without locks: a file may be uploaded twice, which does no harm
     return True
 
 
 def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int) -> None:
-    """Call `work` for every name; after a failure begin no other, wait for those under way, and raise it."""
+    """Call `work` for every name. After a failure no further call begins, and the failure is raised when the running ones end."""
     waiting = iter(names)
     failures: list[BaseException] = []
     lock = threading.Lock()
@@ -126,7 +125,7 @@ def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int
         while (name := next_name()) is not None:
             try:
                 work(name)
-            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+            except BaseException as error:  # noqa: BLE001 - raised below, in the calling thread
                 failures.append(error)
 
     started = list(_started(take_turns, threads))
@@ -139,7 +138,7 @@ def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int
 
 
 def _started(work: Callable[[], None], threads: int) -> Iterator[threading.Thread]:
-    """So many threads, or as many as the process may have: then whoever asks does its share."""
+    """Start this many threads, or fewer at the limit of the process; then the calling thread does a share."""
     for number in range(threads):
         thread = threading.Thread(target=work, name=f"penstock-file-{number}", daemon=True)
         try:
@@ -153,14 +152,14 @@ _log = logging.getLogger(__name__)
 
 STUCK_AFTER_S = 30.0
 RETRY_AFTER_S = 2.0
-"""When a worker has said that its upload failed."""
+"""The pause after a worker reported a failed upload."""
 
 
 @dataclass
 class Rescue:
-    """Watches what is not durable; what does not move for a while is uploaded from here, one handle at a time.
+    """Watches handles that are not durable, and uploads those that are stuck, one handle at a time.
 
-    `run` performs an upload: in the background where storage may be slow, so that nobody has to wait for it.
+    `run` performs an upload; in the background if storage may be slow.
     """
 
     storage: Storage
@@ -168,20 +167,20 @@ class Rescue:
     clock: Clock
     report: Callable[[StateHandle], None]
     gave_up: Callable[[StateHandle, str], None] = lambda _handle, _cause: None
-    """Told, with the cause, of a handle that could not be stored; some of its files may have been."""
+    """Called with the cause for a handle that could not be stored; some of its files may have been."""
     run: Callable[[Callable[[], None]], None] = lambda upload: upload()
     room: Room | None = None
-    """How many files go at once; without it one after the other."""
+    """Limits concurrent uploads; without it files are uploaded one by one."""
     _since: dict[StateHandle, float] = field(default_factory=dict)
     _failed: dict[SubtaskId, float] = field(default_factory=dict)
     _at_work: threading.Lock = field(default_factory=threading.Lock)
 
     def failed(self, subtask: SubtaskId) -> None:
-        """A worker has given an upload of this subtask up: unless a batch comes soon, nobody works on its files."""
+        """Note that a worker gave up an upload of this subtask: unless a batch follows soon, no worker will upload its files."""
         self._failed[subtask] = self.clock.monotonic()
 
     def look(self, undurable: Iterable[StateHandle]) -> None:
-        """Called again and again with what is not durable at the moment."""
+        """Upload stuck handles. Called regularly with all handles that are not durable."""
         now = self.clock.monotonic()
         self._since = {handle: self._since.get(handle, now) for handle in undurable}
         for handle, since in self._since.items():
@@ -200,16 +199,18 @@ class Rescue:
             store_all(self.storage, self.local_dir, files, self.room)
         except UnavailableError as error:
             _log.warning(
-                "%s: state files that no worker stores could not be stored: %s", handle.subtask, error
+                "%s: state files that no worker uploaded could not be uploaded by the driver either: %s",
+                handle.subtask,
+                error,
             )
             self.gave_up(handle, str(error))
         else:
-            _log.info("%s: state files that no worker stored were stored by the driver", handle.subtask)
+            _log.info("%s: state files that no worker uploaded were uploaded by the driver", handle.subtask)
             self.report(handle)
         finally:
             self._at_work.release()
 
 
 def in_background(upload: Callable[[], None]) -> None:
-    """Perform an upload in a thread of its own."""
+    """Perform an upload in its own thread."""
     threading.Thread(target=in_context(upload), name="penstock-rescue", daemon=True).start()

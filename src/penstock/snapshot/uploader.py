@@ -1,9 +1,9 @@
 """The asynchronous part of a snapshot: a background thread that uploads while later batches run. Executors.
 
-The thread lives in the Python worker and outlives its task. The worker may die before the upload ends: the next snapshot of the
-same subtask uploads every file that the driver does not know to be durable, whoever wrote it.
+The thread lives in the Python worker and outlives its task. If the worker dies before the upload ends, the next snapshot of the
+same subtask uploads every file that the driver does not know to be durable.
 
-Batches may follow each other faster than storage takes their files. Nothing piles up then: see `Uploader`, and `transfer`.
+If batches are faster than storage, uploads do not pile up: see `UploadLanes`, and `transfer`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, s
 class Upload:
     """One version of one subtask to be made durable.
 
-    `required`: a checkpoint waits for just this version. Otherwise it may be left out when a newer one is waiting already.
-    `awaited`: the checkpoints that were under way when its batch began; what waits for others waits in vain.
-    `newest_will_do`: at least once; whatever version is newest on this machine when the upload begins is handed in.
+    `required`: a checkpoint waits for exactly this version. Otherwise it may be skipped if a newer one is queued.
+    `awaited`: the checkpoints that were pending when its batch began; uploads for other checkpoints are useless.
+    `newest_will_do`: for at least once; the newest version on this machine when the upload begins is uploaded instead.
     """
 
     storage: Storage
@@ -53,7 +53,7 @@ class Upload:
 
 
 def remember_newest(local_dir: Path, handle: StateHandle) -> None:
-    """Leave the handle where any worker on this machine finds it."""
+    """Store the handle where any worker on this machine finds it."""
     path = _newest_path(local_dir, handle)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = beside(path)
@@ -66,7 +66,7 @@ def _newest_path(local_dir: Path, handle: StateHandle) -> Path:
 
 
 def perform(upload: Upload, room: Room | None = None) -> Message:
-    """Upload what is missing and say how it went; several files at a time where there is room."""
+    """Upload the missing files, several at a time if there is room; returns the message for the driver."""
     watch = Stopwatch()
     asked = upload.handle
     try:
@@ -74,9 +74,9 @@ def perform(upload: Upload, room: Room | None = None) -> Message:
         if upload.newest_will_do:
             upload = _with_newest(upload)
         store_all(upload.storage, upload.local_dir, upload.missing, room)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know it, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
-        # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.
+        # Names the requested version, for which a checkpoint waits, not the newest, which may have been tried instead.
         return UploadFailed(
             upload.run,
             asked.subtask,
@@ -97,7 +97,7 @@ def _with_newest(upload: Upload) -> Upload:
 
 @dataclass(frozen=True)
 class UploadLane:
-    """What waits in line together. `local_dir` tells jobs and runs apart that share a worker."""
+    """Identifies a queue of uploads. `local_dir` separates jobs and runs that share a worker."""
 
     local_dir: Path
     subtask: SubtaskId
@@ -105,10 +105,10 @@ class UploadLane:
 
 
 class UploadLanes:
-    """Two lanes a subtask: one for versions that a checkpoint waits for, one for the others, of which only the newest waits.
+    """Two lanes for each subtask: one for versions that a checkpoint waits for, one for the others, of which only the newest is queued.
 
-    Uploads of a lane happen in order. None waits for another subtask's, and a required one never waits behind one that is not:
-    however slow storage is, and however fast batches follow each other, at most one other and what is awaited are in line.
+    Uploads of a lane happen in order. None waits for another subtask, and a required one never waits for one that is not required.
+    So at most the required versions and one other are queued, however slow storage is.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class UploadLanes:
         self._lock = threading.Lock()
 
     def put(self, upload: Upload) -> UploadLane | None:
-        """Add an upload; returns its lane if that was empty, so that somebody must begin to work on it."""
+        """Add an upload; returns its lane if that was empty, so that the caller must start to work on it."""
         lane = UploadLane(upload.local_dir, upload.handle.subtask, upload.required)
         with self._lock:
             self._leave_out_superseded(upload)
@@ -125,7 +125,7 @@ class UploadLanes:
         return lane if idle else None
 
     def next(self, lane: UploadLane) -> Upload | None:
-        """The next upload of a lane; a lane with nothing left is closed in the same moment."""
+        """Return the next upload of a lane, or close the lane and return None if it is empty."""
         with self._lock:
             if not self._lanes[lane]:
                 del self._lanes[lane]
@@ -134,7 +134,7 @@ class UploadLanes:
 
     @property
     def waiting(self) -> list[Upload]:
-        """What has not begun."""
+        """The uploads that have not begun."""
         with self._lock:
             return [upload for uploads in self._lanes.values() for upload in uploads]
 
@@ -146,7 +146,7 @@ class UploadLanes:
 
 
 class Uploader:
-    """The threads of a worker that upload: one for each lane in which something waits."""
+    """Uploads in background threads of a worker: one for each lane that is not empty."""
 
     def __init__(self) -> None:
         self._lanes = UploadLanes()
@@ -159,11 +159,11 @@ class Uploader:
             name = f"penstock-upload-{lane.subtask}"
             try:
                 threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
-            except (
-                RuntimeError
-            ) as error:  # the process has as many as it may; the lane is ours, and nobody else would empty it
+            except RuntimeError as error:  # the limit of threads; no other thread would work on this lane
                 _log.warning(
-                    "%s: the task waits for its upload, which has no thread: %s", lane.subtask, error
+                    "%s: no thread could be started for an upload, so the task waits for it: %s",
+                    lane.subtask,
+                    error,
                 )
                 self._work(lane)
 

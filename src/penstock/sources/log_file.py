@@ -1,14 +1,13 @@
-"""The format of a log partition's file: frames, one after the other. Driver and executors.
+"""The format of a log partition's file, a sequence of frames, and of its index. Driver and executors.
 
     magic 4 bytes | rows u32 | base offset u64 | payload bytes u64 | checksum u64 | payload
 
 Little-endian. The payload is one Arrow record batch message (the schema is the log's). The checksum is
-xxh3-64 over the header before it and the payload, so a frame is right or it is not a frame.
+xxh3-64 over the header before it and the payload, so a damaged frame is recognised.
 
-A hint beside each log file: at which byte the frame of an offset begins. Driver and executors.
-
-Fixed-size entries (base offset, position), in order; some may be missing. Nothing but speed depends on them:
-whoever follows an entry checks the frame found there, and goes without the index when it is not the one.
+The index beside each log file maps offsets to the positions of frames: entries of fixed size (base offset, position), in
+order; some may be missing. It only saves time: a reader checks the frame at the position of an entry, and ignores the
+index if it is another frame.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SEARCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame whose checksum was right when it was read."""
+    """A frame whose checksum was verified when it was read."""
 
     base: int
     rows: int
@@ -64,7 +63,7 @@ def encode_frame(base: int, batch: pa.RecordBatch) -> bytes:
 
 
 def read_frame(descriptor: int, position: int) -> Frame | None:
-    """Return the frame at `position`; None if there is none, or a part, or the checksum is wrong."""
+    """Return the frame at `position`; None if there is none, it is incomplete, or its checksum is wrong."""
     header = os.pread(descriptor, HEADER_BYTES, position)
     if len(header) < HEADER_BYTES:
         return None
@@ -80,7 +79,7 @@ def read_frame(descriptor: int, position: int) -> Frame | None:
 
 
 def find_frame_after(descriptor: int, position: int, base: int) -> Frame | None:
-    """Search for a whole frame beyond `position` that continues the log later than offset `base`."""
+    """Search for a complete frame after `position` with an offset later than `base`."""
     start = position + 1
     while chunk := os.pread(descriptor, _SEARCH_BYTES, start):
         at = chunk.find(MAGIC)
@@ -111,7 +110,7 @@ _PAIR = struct.Struct("<QQ")
 
 
 class IndexEntry(NamedTuple):
-    """The frame that with first offset `base` begins at byte `position`; `number` is the entry's place."""
+    """The frame whose first offset is `base` begins at byte `position`; `number` is the position of the entry in the index."""
 
     number: int
     base: int
@@ -119,7 +118,7 @@ class IndexEntry(NamedTuple):
 
 
 class LogIndex:
-    """The index file of one partition. Who calls `add` or `replace_from` holds the partition's lock."""
+    """The index file of one partition. Callers of `add` and `replace_from` must hold the partition's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,13 +138,13 @@ class LogIndex:
             os.close(descriptor)
 
     def add(self, pairs: list[tuple[int, int]]) -> None:
-        """Add (base, position) pairs after the last whole entry; a torn one at the end is overwritten."""
+        """Add (base, position) pairs after the last complete entry; an incomplete one at the end is overwritten."""
         with self._writable() as descriptor:
             whole = os.fstat(descriptor).st_size // _PAIR.size
             _write(descriptor, whole, pairs)
 
     def replace_from(self, number: int, pairs: list[tuple[int, int]]) -> None:
-        """Keep the entries before `number` and put these pairs in place of the rest."""
+        """Keep the entries before `number` and replace the others with these pairs."""
         with self._writable() as descriptor:
             os.ftruncate(descriptor, number * _PAIR.size)
             _write(descriptor, number, pairs)

@@ -1,13 +1,10 @@
-"""One partition of a log: its file of frames, and who may write and read what of it. Driver and executors.
+"""One partition of a log: reading, appending and repairing its file of frames. Driver and executors.
 
 Invariants:
-1. Offsets count rows from 0 without gaps; a frame that was once whole never changes and never goes.
-2. Only the holder of the lock on the file writes; it first cuts off what a dead writer left unfinished at
-   the end.
-3. Readers stop before anything unfinished. If whole frames follow something broken, that is damage, and an
-   error.
-4. An end offset is told to readers when the rows before it are on disk, so no position outruns a machine
-   crash.
+1. Offsets count rows from 0 without gaps; a complete frame never changes and is never removed.
+2. Only the holder of the lock on the file writes. It first truncates an incomplete frame of a crashed writer.
+3. Readers stop before an incomplete frame. If complete frames follow it, the file is damaged, which is an error.
+4. Readers get an end offset only when the rows before it are on disk, so that every position survives a crash.
 """
 
 from __future__ import annotations
@@ -44,12 +41,12 @@ class LogSegment:
         self._index_is_whole = False
         self._lock = threading.Lock()
         self._descriptor: int | None = None
-        self._position: int | None = None  # whole frames lie before it; None until first looked for
+        self._position: int | None = None  # the end of the complete frames; None until first determined
         self._offset = 0
         self._synced_position = 0
 
     def end_offset(self) -> int:
-        """Return the offset after the last whole frame; looks only at what was added since the last call."""
+        """Return the offset after the last complete frame; reads only what was added since the last call."""
         with self._lock, self._failures("look at"):
             descriptor = self._open(os.O_RDONLY)
             if descriptor is None:
@@ -97,7 +94,9 @@ class LogSegment:
             return
         with self._failures("read"), contextlib.ExitStack() as stack:
             try:
-                descriptor = os.open(self._path, os.O_RDONLY)  # its own: `close` must not pull it away
+                descriptor = os.open(
+                    self._path, os.O_RDONLY
+                )  # its own descriptor, which `close` does not close
             except FileNotFoundError:
                 raise self._damage(start, 0, "the file is missing") from None
             stack.callback(os.close, descriptor)
@@ -106,14 +105,14 @@ class LogSegment:
             while offset < end:
                 frame = read_frame(descriptor, position)
                 if frame is None or frame.base != offset:
-                    raise self._damage(offset, position, "there is no whole frame with that offset")
+                    raise self._damage(offset, position, "there is no complete frame with that offset")
                 offset, position = frame.end_offset, frame.end_position
                 if offset > start:
                     first = max(start - frame.base, 0)
                     yield frame.batch(self._schema).slice(first, min(end, offset) - frame.base - first)
 
     def _advance(self, descriptor: int) -> int:
-        """Move to the end of the last whole frame and return its position."""
+        """Move to the end of the last complete frame and return its position."""
         if self._position is None:
             hint = self._nearest(descriptor, _ANY_OFFSET)
             self._offset, self._position = (hint.base, hint.position) if hint else (0, 0)
@@ -126,14 +125,14 @@ class LogSegment:
         return self._position
 
     def _frames(self, descriptor: int, position: int, offset: int) -> Iterator[Frame]:
-        """Yield the whole frames from here on; stops before unfinished bytes, raises at damage."""
+        """Yield the complete frames from here on; stops before an incomplete one, raises if the file is damaged."""
         while os.fstat(descriptor).st_size > position:
             frame = read_frame(descriptor, position)
             if frame is None:
                 later = find_frame_after(descriptor, position, offset)
                 if later is None:
                     return
-                # A writer may have replaced an unfinished frame and gone on since the first look.
+                # A writer may have replaced the incomplete frame and continued since the first read.
                 frame = read_frame(descriptor, position)
             if frame is None or frame.base != offset:
                 raise self._damage(offset, position, "it is broken there, and other frames follow")
@@ -141,7 +140,7 @@ class LogSegment:
             offset, position = frame.end_offset, frame.end_position
 
     def _nearest(self, descriptor: int, offset: int) -> IndexEntry | None:
-        """Return the nearest index entry that leads to a whole frame at or before `offset`."""
+        """Return the nearest index entry that points to a complete frame at or before `offset`."""
         for entry in itertools.islice(self._index.candidates(offset), _INDEX_TRIES):
             frame = read_frame(descriptor, entry.position)
             if frame is not None and frame.base == entry.base <= offset:
@@ -149,13 +148,13 @@ class LogSegment:
         return None
 
     def _repair_index(self, descriptor: int) -> None:
-        """Add what the index misses and drop what is wrong at its end; once, before the first write."""
+        """Add missing index entries and remove wrong ones at its end; once, before the first write."""
         if self._index_is_whole:
             return
         hint = self._nearest(descriptor, _ANY_OFFSET)
         number, base, position = hint or (0, 0, 0)
         if base == 0:
-            number = 0  # whatever lies before an entry for the first frame is no index of ours
+            number = 0  # entries before that of the first frame are invalid
         pairs = [(frame.base, frame.position) for frame in self._frames(descriptor, position, base)]
         self._index.replace_from(number, pairs)
         self._index_is_whole = True
@@ -168,7 +167,7 @@ class LogSegment:
             while written < len(data):
                 written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
             if sync:
-                os.fsync(descriptor)  # before the next frame: so only the last can be unfinished
+                os.fsync(descriptor)  # before the next frame, so that only the last one can be incomplete
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, position)

@@ -45,8 +45,8 @@ class _Missing:
 
 def archive_options(java: JavaHome, given: str) -> str:
     """The Java options that use the archive; '' if there is none, or the user has set options of their own."""
-    told = f"{given} {os.environ.get(DRIVER_OPTIONS, '')}"
-    if os.environ.get(SWITCH) == "off" or "SharedArchive" in told or "ArchiveClasses" in told:
+    options = f"{given} {os.environ.get(DRIVER_OPTIONS, '')}"
+    if os.environ.get(SWITCH) == "off" or "SharedArchive" in options or "ArchiveClasses" in options:
         return ""
     try:
         archive = _archive(java)

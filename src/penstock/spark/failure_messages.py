@@ -157,8 +157,8 @@ def brief_text(error: BaseException) -> str:
     if not isinstance(error, Py4JError | PySparkException):
         return f"{type(error).__name__}: {error}"
     text = _PLAN.sub("", str(error))
-    said = " ".join(line for line in text.splitlines() if line and not _OF_A_STACK.match(line))
-    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}..."
+    brief = " ".join(line for line in text.splitlines() if line and not _OF_A_STACK.match(line))
+    return brief if len(brief) <= _MOST_CHARACTERS else f"{brief[:_MOST_CHARACTERS]}..."
 
 
 def _not_imported(error: BaseException) -> ConfigError | None:
@@ -257,8 +257,8 @@ def why_restarted(strategy: str, failures: int, delay_s: float) -> str:
 def why_final(error: BaseException) -> str:
     """Why the job is not restarted."""
     if isinstance(error, JobFailedError):
-        said = notes_of(error)
-        return said[-1].strip() if said else str(error)
+        notes = notes_of(error)
+        return notes[-1].strip() if notes else str(error)
     return f"given up: another attempt would only meet {type(error).__name__} again"
 
 

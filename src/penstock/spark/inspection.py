@@ -60,7 +60,7 @@ class Leaf:
 
 def leaves(frame: DataFrame) -> list[Leaf]:
     """The streaming sources of a DataFrame, in the order in which Spark records their positions."""
-    return [Leaf(_source_kind(node)) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+    return [Leaf(source_kind(node)) for node in streaming_leaves(frame)]
 
 
 def stream_numbers(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
@@ -82,17 +82,20 @@ def stream_numbers(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
 
 def streaming_leaves(frame: DataFrame) -> list[Any]:
     """The streaming sources of a DataFrame as nodes of Spark's plan, in the order of `leaves`."""
-    return [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+    return [node for node in _walk(_analyzed(frame)) if node.isStreaming() and node.children().isEmpty()]
 
 
 def source_kind(leaf: Any) -> str:
-    """Spark's name for the kind of source."""
-    return _source_kind(leaf)
+    """Spark's name for the kind of source; the class of the leaf if it has none."""
+    try:
+        return str(leaf.sourceName())
+    except Exception:  # noqa: BLE001 - py4j raises exceptions of its own
+        return str(leaf.getClass().getSimpleName())
 
 
 def leaf_options(frame: DataFrame) -> list[Mapping[str, str]]:
     """The options of each streaming source, in the order of `leaves`; empty for sources of Spark's first interface."""
-    return [_options(node) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+    return [_options(node) for node in streaming_leaves(frame)]
 
 
 def _options(leaf: Any) -> Mapping[str, str]:
@@ -113,11 +116,11 @@ def referenced_columns(frame: DataFrame) -> frozenset[str]:
 
 def kept_columns(frame: DataFrame) -> tuple[str, frozenset[str]]:
     """The kind of its streaming source, and the unchanged columns of that source; ('', none) if there are several sources."""
-    found = [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+    found = streaming_leaves(frame)
     if len(found) != 1:
         return "", frozenset()
     given, kept = _columns(found[0]), _columns(_analyzed(frame))
-    return _source_kind(found[0]), frozenset(name for name, of in kept.items() if given.get(name) == of)
+    return source_kind(found[0]), frozenset(name for name, of in kept.items() if given.get(name) == of)
 
 
 def _columns(node: Any) -> dict[str, int]:
@@ -145,9 +148,7 @@ def refuse_stateful(source: Source) -> None:
 
 def refuse_cleaning(source: Source) -> None:
     """Raise `ConfigError` if a source deletes its input after Spark's batch, before Penstock's checkpoint is complete."""
-    for node in _walk(_analyzed(source.frame)):
-        if not _is_streaming_leaf(node):
-            continue
+    for node in streaming_leaves(source.frame):
         wanted = _option(node, CLEANS)
         if wanted.lower() not in ("", "off"):
             raise ConfigError(
@@ -210,17 +211,6 @@ def _walk(node: Any) -> Iterator[Any]:
     children = node.children().iterator()
     while children.hasNext():
         yield from _walk(children.next())
-
-
-def _is_streaming_leaf(node: Any) -> bool:
-    return bool(node.isStreaming()) and bool(node.children().isEmpty())
-
-
-def _source_kind(node: Any) -> str:
-    try:
-        return str(node.sourceName())
-    except Exception:  # noqa: BLE001 - py4j raises exceptions of its own; a leaf without a name is named by its class
-        return str(node.getClass().getSimpleName())
 
 
 def _streams_joined(node: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ from penstock.status.live import Progress
 
 if TYPE_CHECKING:
     from penstock.job import Job
-
-_log = logging.getLogger(__name__)
 
 CAUGHT_UP_POLL_S = 0.2
 LOOK_GRACE_S = 0.5

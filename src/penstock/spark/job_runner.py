@@ -182,7 +182,7 @@ class JobRunner:
                 self._ends.ended(
                     RunOutcome.FAILED, error
                 )  # otherwise the next start finds a job that seems to run
-                self._answer_those_who_wait_for_the_end(error)
+                self._answer_open_requests(error)
                 self.reporter.ended(self.status.value, error)
                 self.ended.set()
                 raise
@@ -282,7 +282,7 @@ class JobRunner:
             at_last.callback(self.ended.set)
             at_last.callback(lambda: self.reporter.ended(self.status.value, met or self.failure))
             met = self._worked()
-            self._tell_the_end(met)
+            self._report_end(met)
 
     def _worked(self) -> BaseException | None:
         """Run until the job ends. Returns the error that it ended with, if any."""
@@ -298,12 +298,12 @@ class JobRunner:
         self.status = self._ended_as()
         return met
 
-    def _tell_the_end(self, met: BaseException | None) -> None:
-        self._let_helpers_end()
+    def _report_end(self, met: BaseException | None) -> None:
+        self._finish_helpers()
         self._ends.ended(RunOutcome(self.status.value), met)
-        self._answer_those_who_wait_for_the_end(met)
+        self._answer_open_requests(met)
         sentences.LIFE.info(sentences.ended(self.job.name, self.status.value, self.observer.progress))
-        self._tell_what_is_open()
+        self._log_open_event_time()
 
     def _doing(self) -> str:
         if self.status is not Status.RUNNING:
@@ -323,13 +323,13 @@ class JobRunner:
         loop = self._present_loop()
         return None if loop is None else loop.coordinator
 
-    def _tell_what_is_open(self) -> None:
+    def _log_open_event_time(self) -> None:
         if self.status not in (Status.FINISHED, Status.STOPPED):
             return
         drainable = self.status is Status.FINISHED and not self._options.drain
-        told = sentences.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
-        if told:
-            sentences.LIFE.info(told)
+        left = sentences.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
+        if left:
+            sentences.LIFE.info(left)
 
     # ── what others ask for ────────────────────────────────────────────────────────────────────
 
@@ -349,7 +349,7 @@ class JobRunner:
     def _apart(self, work: Callable[[], None]) -> None:
         threading.Thread(target=in_context(work), name="penstock-stop", daemon=True).start()
 
-    def _let_helpers_end(self) -> None:
+    def _finish_helpers(self) -> None:
         """Wait for the threads of requests. A savepoint that is being written is finished, or given up if the job ends now.
 
         Checkpoints are no longer waited for. Only a cancel is still accepted: the end of the job is decided, and no new thread may start.
@@ -363,23 +363,25 @@ class JobRunner:
         for helper in self._helpers:
             helper.join(max(0.0, LAST_MOMENT_S - watch.seconds))
 
-    def _answer_those_who_wait_for_the_end(self, met: BaseException | None) -> None:
+    def _answer_open_requests(self, met: BaseException | None) -> None:
         facts: Facts = {"status": self.status.value, "checkpoint": self.observer.progress.checkpoint}
         facts |= {} if met is None else {"failing": storable(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
         facts |= self.actions.how_to_stop.made or {}
         self._request_server.ended(facts, self._why_not)
         self.local_requests.ended(facts, self._why_not)
 
-    def _why_not(self, wish: Request) -> BaseException | None:
+    def _why_not(self, request: Request) -> BaseException | None:
         """Why the job did not end as requested."""
-        if wish.kind is Kind.CANCEL and self._cancelled:
+        if request.kind is Kind.CANCEL and self._cancelled:
             return None
         cancelled = self.status is Status.CANCELLED
         failed = (
-            self.actions.why_the_stop_failed(wish, cancelled=cancelled) if wish.kind is Kind.STOP else None
+            self.actions.why_the_stop_failed(request, cancelled=cancelled)
+            if request.kind is Kind.STOP
+            else None
         )
         made = self.actions.how_to_stop.made
-        if self.failure is None or (wish.savepoint and made is not None):
+        if self.failure is None or (request.savepoint and made is not None):
             return failed
         return self.failure
 
@@ -407,8 +409,8 @@ class JobRunner:
                 self.observer.has_failed()
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
-                self._give_up_what_comes_again(error, met, failures)
-                self._go_back_or_give_up(error, self.job.restart.delay_s(failures, SYSTEM_RANDOMNESS), met)
+                self._give_up_if_repeated(error, met, failures)
+                self._restart_or_give_up(error, self.job.restart.delay_s(failures, SYSTEM_RANDOMNESS), met)
                 if self._stopping.is_set():
                     _log.warning(
                         "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "
@@ -420,7 +422,7 @@ class JobRunner:
             else:
                 break
         if self._forgetting:
-            self._forget_if_asked(failed)
+            self._delete_if_requested(failed)
         return failed
 
     def _check_spark(self, error: Exception) -> None:
@@ -448,13 +450,13 @@ class JobRunner:
             self._met = run.met
             self.run = None
 
-    def _give_up_what_comes_again(self, error: Exception, met: list[Failure], times_s: list[float]) -> None:
+    def _give_up_if_repeated(self, error: Exception, met: list[Failure], times_s: list[float]) -> None:
         if not self.job.restart.counts_attempts and would_come_again(
             met, times_s, available_now=self._options.available_now
         ):
             raise repeated_failure(self.job.name, error, met)
 
-    def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
+    def _restart_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
         if delay_s is None:
             why = f"After {counted(len(met), 'failure')} the restart strategy {self.job.restart} allows no further restart."
             raise failed_for_good(self.job.name, error, why, failures=len(met))
@@ -470,7 +472,7 @@ class JobRunner:
         self.observer.restarting()
         self._ends.pause(delay_s, self._stopping)
 
-    def _forget_if_asked(self, failed: Exception | None) -> None:
+    def _delete_if_requested(self, failed: Exception | None) -> None:
         on_cancel = choice("checkpoint.on_cancel", self.job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
             storage = self.job.storage

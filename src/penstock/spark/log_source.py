@@ -82,8 +82,6 @@ def read_log(spark: SparkSession, path: Path, rows_per_batch: int | None = None)
     if rows_per_batch is not None:
         reader = reader.option("rows_per_batch", rows_per_batch)
     if not HAS_READ_LIMITS:
-        from penstock.spark.log_source import new_note
-
         reader = reader.option(NOTE, str(new_note()))
     return reader.load()
 
@@ -111,8 +109,6 @@ class LogDataSource(DataSource):
         rows_per_batch = int(limit) if limit else None
         if HAS_READ_LIMITS:
             return LogStreamReader(self._log(), schema, rows_per_batch)
-        from penstock.spark.log_source import PacedLogReader
-
         note = self.options.get(NOTE)
         return PacedLogReader(self._log(), schema, rows_per_batch, Path(note) if note else None)
 

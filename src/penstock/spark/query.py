@@ -139,8 +139,7 @@ class QueryRun:
         if query is None or self._closed:
             return False
         status = query.status
-        looked = str(status["message"]).startswith(WAITING) and not status["isDataAvailable"]
-        return looked and not status["isTriggerActive"]
+        return waits(status) and not status["isDataAvailable"]
 
     def has_nothing_left(self) -> bool:
         """Whether it rests, and everything before is committed."""
@@ -155,7 +154,7 @@ class QueryRun:
         of_job(self._spec.name)
         try:
             self._loop.start()
-            self._go_on_after_the_end_of_time()
+            self._finish_earlier_drain()
             if self._failure is None:
                 self._run_query()
             if self._failure is None and not self._cancelled:
@@ -181,11 +180,11 @@ class QueryRun:
         self._query = query = self._start_query()
         try:
             self._watch(query)
-            self._come_to_the_end_of_time(looked_us)
+            self._finish_input(looked_us)
         finally:
             self._close(query)
         if self._stopping.is_set() and self._actions is not None and self._actions.how_to_stop.drain:
-            self._drain_behind_the_stop(self._actions)
+            self._drain_after_stop(self._actions)
 
     def cancel(self) -> None:
         """End without a last checkpoint; the caller must set `stopping` next."""
@@ -236,7 +235,7 @@ class QueryRun:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
             self._run.look_after()
             self._count_input(query)
-            self._see_whether_it_is_up(query)
+            self._report_when_up(query)
             self._tick_if_due()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
@@ -244,7 +243,7 @@ class QueryRun:
             except Exception as error:  # noqa: BLE001 - Spark wraps failures in exceptions of its own
                 self._fail(error)
 
-    def _see_whether_it_is_up(self, query: StreamingQuery) -> None:
+    def _report_when_up(self, query: StreamingQuery) -> None:
         if self._observer.is_coming_up:
             status = query.status
             if str(status["message"]).startswith(WAITING) and not status["isDataAvailable"]:
@@ -314,13 +313,13 @@ class QueryRun:
         with suppress(BatchFailedError), in_group(session.sparkContext, self._name, "what is due in time"):
             self._run_batch(self._empty.frame, begin, self._run.next_batch)
 
-    def _go_on_after_the_end_of_time(self) -> None:
+    def _finish_earlier_drain(self) -> None:
         """Finish a drain that an earlier run began: remove the state that expired at the end of event time."""
         with self._batch_lock:
             if self._run.time_is_over:
                 self._run_empty(self._run.begin_anew)
 
-    def _come_to_the_end_of_time(self, looked_us: int) -> None:
+    def _finish_input(self, looked_us: int) -> None:
         """All input is read: do what is due by now, and with `drain` everything that waits in event time."""
         if not self._available_now:
             return
@@ -345,7 +344,7 @@ class QueryRun:
                     self._run.check_nothing_waits()
                     self._run_empty(self._run.begin_anew)
 
-    def _drain_behind_the_stop(self, actions: JobActions) -> None:
+    def _drain_after_stop(self, actions: JobActions) -> None:
         """Drain after a stop, when Spark reads nothing more. If a batch was cut off, it fails, and there is no drain."""
         if self._batch_lock.acquire(timeout=BATCH_GRACE_S):
             self._batch_lock.release()
@@ -402,17 +401,17 @@ class QueryRun:
             self._ended_s = SYSTEM_CLOCK.monotonic()
 
     def _wait_for_commits(self) -> None:
-        told = False
+        warned = False
         while (waiting := self._run.waiting_commits) >= run.MOST_WAITING_COMMITS:
             if self._closed or self._failure is not None or self._stopping.is_set():
                 self._closed = True  # Spark considers this batch done: none may follow it
                 return
-            if not told:
+            if not warned:
                 _log.warning(
                     "%s for their commit, the most is %d: the next batch begins when the sinks have caught up",
                     *(counted(waiting, "transaction waits", "transactions wait"), run.MOST_WAITING_COMMITS),
                 )
-                told = True
+                warned = True
             self._stopping.wait(POLL_S)
 
     def _perform(self, frame: DataFrame, assignment: Assignment, newest: NewestTimes) -> list[Answer]:

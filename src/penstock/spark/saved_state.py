@@ -209,8 +209,10 @@ class SavedState:
                 list(zip(*columns, strict=True)), from_arrow_schema(schema, prefer_timestamp_ntz=True)
             )
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            said = ", ".join(f"{name} {kind}" for name, kind in contents.key.items())
-            raise ConfigError(f"keys={list(keys[:3])!r} do not fit the key ({said}): {error}") from error
+            columns_shown = ", ".join(f"{name} {kind}" for name, kind in contents.key.items())
+            raise ConfigError(
+                f"keys={list(keys[:3])!r} do not fit the key ({columns_shown}): {error}"
+            ) from error
         frame = normalised(frame, float_keys(frame, names))
         return frame.select(*map(quoted, names), sort_key(names, self.max_parallelism))
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from penstock.operators.state.table_rows import sub_orders
 from penstock.savepoint.manifest import SavedFile
-from penstock.savepoint.tables import BATCH_ROWS, read_table, table_file, write_table
+from penstock.savepoint.table_files import BATCH_ROWS, read_table, table_file, write_table
 from penstock.spark.key_columns import subtask_of
 from penstock.spark.tasks import ReadableErrors, RenamedColumns
 from penstock.spark.versions import partition_by_number, repartitioned

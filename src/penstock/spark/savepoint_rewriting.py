@@ -32,7 +32,14 @@ from penstock.recovery.restore_options import LATEST, START, checked_positions, 
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.create import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
-from penstock.savepoint.tables import checked_bytes, fetched, note_file, read_table, table_file, write_table
+from penstock.savepoint.table_files import (
+    checked_bytes,
+    fetched,
+    note_file,
+    read_table,
+    table_file,
+    write_table,
+)
 from penstock.spark.savepoint_files import OperatorTable, Target, WrittenPart, store_rows, stored_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, has_values, is_list, spark_type
 from penstock.spark.savepoint_writing import (

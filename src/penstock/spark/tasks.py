@@ -127,10 +127,10 @@ def readable_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = "".join(format_exception(error))
-        if storable(said) == said:
+        text = "".join(format_exception(error))
+        if storable(text) == text:
             raise
-        raise RuntimeError(storable(said)) from None
+        raise RuntimeError(storable(text)) from None
 
 
 @dataclass(frozen=True)

@@ -22,21 +22,14 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.log_fields import JsonLines, LogForm, is_json, wanted_form
-from penstock.progress import PATIENCE_S, Display, displayed, open_works
+from penstock.progress import PATIENCE_S, USUAL_COLUMNS, Display, displayed, is_terminal, open_works
 from penstock.status.sentences import LIFE, Rate, live_line
 
 if TYPE_CHECKING:
     from penstock.spark.job_handle import JobHandle
 
 
-USUAL_COLUMNS = 80
 ERASE = "\r\x1b[K"
-_DUMB = ("dumb", "unknown")
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that can redraw a line."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
 
 
 def has_terminal(stream: TextIO) -> bool:

@@ -1,7 +1,4 @@
-"""What a POSIX file system is asked for beyond reading and writing: that it lasts, links, names for what is not whole yet.
-
-Driver and executors.
-"""
+"""Functions for a POSIX file system: sync, hard links, and names of temporary files. Driver and executors."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ _NO_HARD_LINK = frozenset(
 
 
 def sync_file(path: Path) -> None:
-    """Return when the content of a closed file survives a power cut; fails if it was deleted meanwhile."""
+    """Sync the content of a closed file, so that it survives a power failure; fails if the file was deleted."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder survive a power cut."""
+    """Sync the names in a folder, so that they survive a power failure."""
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -38,11 +35,11 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> bool:
-    """Make `target` the same file as `source`, or a copy of it where the file system allows no link; whether it is a link."""
+    """Link `target` to `source`, or copy it if the file system does not allow a link; returns whether it is a link."""
     try:
         os.link(source, target)
     except OSError as error:
-        # ENOENT also means that the name was given to another file in this very moment; a copy of a missing one says so itself
+        # ENOENT may also mean that the name was just given to another file; copying a missing file raises it again
         if error.errno not in _NO_HARD_LINK and error.errno != errno.ENOENT:
             raise
         shutil.copyfile(source, target)
@@ -51,7 +48,7 @@ def link_or_copy(source: Path, target: Path) -> bool:
 
 
 def beside(path: Path) -> Path:
-    """A name in the same folder that nobody else has, for a file that is not whole yet."""
+    """Return a unique name in the same folder, for a file that is not complete yet."""
     return path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
 
 
@@ -59,7 +56,7 @@ _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}")
 
 
 def checked_file_name(name: str) -> str:
-    """Return `name` if it stays below the root and cannot be taken for a write under way."""
+    """Return `name` if it stays below the root and is not the name of a temporary file."""
     parts = name.split("/")
     if any(part in {"", ".", ".."} or "\0" in part or is_temporary(part) for part in parts):
         raise ConfigError(
@@ -82,5 +79,5 @@ def temporary_name() -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Say whether the last part of `name` is that of a write under way, or of one that died."""
+    """Return whether the last part of `name` is that of a temporary file."""
     return _TEMPORARY.fullmatch(name.rpartition("/")[2]) is not None

@@ -1,4 +1,4 @@
-"""A storage that hands every call on to another one: the base of all that watch, delay or refuse calls. Driver and executors."""
+"""A storage that forwards every call to another one: the base class of storages that watch, delay or refuse calls. Driver and executors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ T = TypeVar("T")
 Operation = Literal[
     "put", "create", "get", "size", "upload", "download", "names", "delete", "clean_temporary"
 ]
-"""The calls that reach a storage; `delete` counts as one, whatever the number of names."""
+"""The calls that reach a storage; `delete` counts as one call, whatever the number of names."""
 
 
 class ForwardingStorage(Storage):
-    """Does what `inner` does. Override `_perform` to stand in front of every call, or one method for that call alone."""
+    """Forwards to `inner`. Override `_perform` to intercept every call, or a method to intercept that call."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
 
-    def _perform(self, operation: Operation, name: str, work: Callable[[], T]) -> T:  # noqa: ARG002 - for those who override it
-        """Let one call through. `name` is the file, the folder that is listed, or the first of the names to be deleted."""
+    def _perform(self, operation: Operation, name: str, work: Callable[[], T]) -> T:  # noqa: ARG002 - for overrides
+        """Forward one call. `name` is the file, the listed folder, or the first of the names to delete."""
         return work()
 
     @property
@@ -73,17 +73,17 @@ class ForwardingStorage(Storage):
 
     @override
     def check_place(self) -> None:
-        """No I/O of a job."""
+        """Forward without `_perform`: this is not I/O of a job."""
         self.inner.check_place()
 
     @override
     def wait_for_turn(self, subtask: SubtaskId) -> None:
-        """No I/O, so it does not pass `_perform`."""
+        """Forward without `_perform`: this is no I/O."""
         self.inner.wait_for_turn(subtask)
 
 
 class Subfolder(ForwardingStorage):
-    """Every name is one below `folder` of the storage that it stands in front of."""
+    """The folder `folder` of another storage."""
 
     def __init__(self, inner: Storage, folder: str) -> None:
         super().__init__(inner)
@@ -132,5 +132,5 @@ class Subfolder(ForwardingStorage):
 
     @override
     def clean_temporary(self, older_than_s: float) -> int:
-        """The whole storage does that."""
+        """Do nothing; `inner` cleans all folders."""
         return 0

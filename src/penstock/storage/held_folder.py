@@ -1,7 +1,7 @@
-"""A folder that is held open: what is done in it is done there, wherever its path leads meanwhile, and never behind a link. Anywhere.
+"""A folder that is held open: all operations happen in it, even if its path leads elsewhere meanwhile, and none follows a link. Anywhere.
 
-A look at a path and a deed at that path are two things: in between a folder can become a link to another one. Here every step into a folder
-is made from the one before, and the system itself refuses to take it through a link.
+Between a check of a path and an operation on it, a folder can be replaced by a link to another one. Here every folder is opened relative to
+the one above it, and the system refuses links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO, Self
 from penstock.storage.file_system import checked_file_name
 
 _STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-"""On Linux without asking for more than the right to go through."""
+"""On Linux this needs only the right to traverse the folder."""
 _INSIDE = _STEP | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
@@ -26,11 +26,11 @@ _NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
 
 
 class BehindLinkError(Exception):
-    """A name is a link, or a part of it is no folder."""
+    """A name is a link, or a part of it is not a folder."""
 
 
 class HeldFolder:
-    """One folder; names are relative to it. Raises `OSError` for what the system refuses. By one thread."""
+    """One open folder; names are relative to it. Raises `OSError` if the system refuses an operation. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,11 +46,11 @@ class HeldFolder:
 
     @property
     def owner(self) -> int:
-        """The user whose folder it is."""
+        """The id of the user that owns the folder."""
         return os.fstat(self._descriptor).st_uid
 
     def lies_below(self, file: str) -> bool:
-        """Whether this folder, or one of those that it really lies in, has such a file."""
+        """Return whether this folder, or a real parent of it, has such a file."""
         with ExitStack() as opened:
             at = self._descriptor
             while not _has(file, at):
@@ -62,7 +62,7 @@ class HeldFolder:
         return True
 
     def is_file(self, name: str) -> bool:
-        """Whether a file is there; raises `BehindLinkError` where the name is a link, or leads through one."""
+        """Return whether a regular file exists; raises `BehindLinkError` if the name is a link or leads through one."""
         with suppress(FileNotFoundError), self._inside(name) as (folder, last):
             mode = os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
@@ -72,7 +72,7 @@ class HeldFolder:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
-        """A regular file, to be read; raises `FileNotFoundError` where there is none, `BehindLinkError` for a link."""
+        """Open a regular file for reading; raises `FileNotFoundError` if there is none, `BehindLinkError` for a link."""
         with self._inside(name) as (folder, last):
             try:
                 descriptor = os.open(last, _FILE, dir_fd=folder)
@@ -82,26 +82,26 @@ class HeldFolder:
                 raise
             with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would lead elsewhere
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise FileNotFoundError(errno.ENOENT, "no regular file", name)
+                    raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
                 yield file
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """What is in a file, and at most so much; raises `FileNotFoundError` where there is none."""
+        """Read at most `most_bytes` of a file; raises `FileNotFoundError` if there is none."""
         with self._inside(name) as (folder, last):
             descriptor = os.open(last, _FILE, dir_fd=folder)
             with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would lead elsewhere
                 return file.read(most_bytes)
 
     def delete(self, name: str) -> None:
-        """Delete a file, and folders that are empty then; one that is gone already is no error."""
+        """Delete a file, and folders that become empty; a missing file is not an error."""
         with suppress(FileNotFoundError), self._inside(name) as (folder, last):
-            os.unlink(last, dir_fd=folder)  # of a link it takes the link itself
+            os.unlink(last, dir_fd=folder)  # deletes a link itself, not its target
         above = name.rpartition("/")[0]
         while above and self._remove_empty(above):
             above = above.rpartition("/")[0]
 
     def remove_if_empty(self) -> bool:
-        """Remove the folder itself; False when something is in it, or its path leads elsewhere by now."""
+        """Remove the folder itself; returns False if it is not empty, or its path leads elsewhere now."""
         real = Path(os.path.realpath(self._path))
         above = os.open("..", _INSIDE, dir_fd=self._descriptor)
         try:
@@ -129,7 +129,7 @@ class HeldFolder:
 
     @contextmanager
     def _inside(self, name: str) -> Iterator[tuple[int, str]]:
-        """The folder in which a name ends, and the end of the name."""
+        """Open the parent folder of a name; yields it with the last part of the name."""
         *folders, last = checked_file_name(name).split("/")
         with ExitStack() as opened:
             at = self._descriptor

@@ -1,13 +1,13 @@
 """Storage in a folder of a local or shared POSIX file system. Driver and executors.
 
 Invariants:
-1. A file appears under its name by rename or link of a temporary file in the same folder, synced before.
-   Nothing is ever written in place: uploaded and downloaded files may share their content by hard links.
+1. A file appears under its name by rename or link of a synced temporary file in the same folder.
+   Nothing is ever written in place: uploaded and downloaded files may share their content through hard links.
 2. The folder chain up to the root is synced before a write returns.
-3. Empty folders are removed by whoever deletes the last file; a writer whose folder vanishes makes it again.
-4. Files are made for their owner alone (0600), and so are folders (0700): state and journal have rows of users in them.
-5. The root is made once: one that was there and vanishes (deleted, moved, not mounted any more) is not made again, here or in any
-   process that a copy of this object was sent to. Half a job would be worse than none.
+3. Deleting the last file of a folder removes the folder; a writer whose folder vanishes creates it again.
+4. Files (0600) and folders (0700) are private to their owner: state and journal contain rows of users.
+5. The root is created once. A root that existed and vanishes (deleted, moved, unmounted) is not created again, here or in any
+   process that a copy of this object was sent to: half a job would be worse than none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.storage.file_system import (
     sync_folder,
     temporary_name,
 )
-from penstock.storage.places import refuse_blocked, refuse_place, refuse_scheme
+from penstock.storage.place_checks import refuse_blocked, refuse_place, refuse_scheme
 
 _ADVICE = {
     errno.ENOSPC: "disk full; free space there or move the storage",
@@ -43,17 +43,17 @@ _ADVICE = {
     errno.EROFS: "the file system is read-only; remount it or move the storage",
     errno.EACCES: "permission denied; let this user write there",
     errno.EPERM: "not permitted; let this user write there, on a file system that has hard links",
-    errno.ENOTDIR: "a part of the path is a file, or a link that leads nowhere; remove it or move the storage",
-    errno.ENOENT: "no folder can be made there; check the path and whether it is mounted",
+    errno.ENOTDIR: "a part of the path is a file, or a broken link; remove it or move the storage",
+    errno.ENOENT: "no folder can be created there; check the path and whether it is mounted",
 }
 _FOLDER_ATTEMPTS = 100
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 _NOTHING = (errno.ENOENT, errno.ELOOP)
-"""No file is there: also behind links that lead in a circle."""
+"""There is no file; this includes links that form a loop."""
 
 
 class LocalStorage(Storage):
-    """Files below `root`, which is made on the first write."""
+    """Files below `root`, which the first write creates."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))  # noqa: PTH100, PTH111 - resolve() would follow links
@@ -65,7 +65,7 @@ class LocalStorage(Storage):
     @property
     @override
     def uri(self) -> str:
-        """With a scheme, because what has none is looked for wherever Hadoop's `fs.defaultFS` says."""
+        """The address with a scheme; Hadoop resolves an address without one by its `fs.defaultFS`."""
         return self.root.as_uri()
 
     @override
@@ -76,12 +76,14 @@ class LocalStorage(Storage):
 
     @override
     def check_writable(self) -> None:
-        """Folders that it made go again, as long as nobody else has put anything into them."""
+        """Write a probe. Folders that this creates are removed again if they are still empty."""
         self.check_place()
         made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         super().check_writable()
-        self._was_there = False  # another start may remove it as this one does: the first write makes it then
-        with contextlib.suppress(OSError):  # it is in use, by whoever is quicker
+        self._was_there = (
+            False  # another start may remove the root as this one does; the first write then creates it
+        )
+        with contextlib.suppress(OSError):  # another process uses it already
             for folder in made:
                 folder.rmdir()
 
@@ -93,7 +95,7 @@ class LocalStorage(Storage):
 
     @override
     def create(self, name: str, data: bytes) -> bool:
-        """A hard link fails where something exists, so it has one winner."""
+        """Create a file with a hard link, which fails if the name exists, so there is one winner."""
         target = self._path(name)
         with self._failures("create", name):
             try:
@@ -120,7 +122,7 @@ class LocalStorage(Storage):
 
     @override
     def upload(self, local: Path, name: str) -> None:
-        """A hard link where the file system allows it."""
+        """Upload with a hard link if the file system allows it."""
         target = self._path(name)
         if not local.is_file():
             raise _no_local_file(name, local)
@@ -161,13 +163,13 @@ class LocalStorage(Storage):
         return {name: Path(os.path.realpath(self.root / name)) for name in names}
 
     def is_link(self, name: str) -> bool:
-        """Whether a file or folder is a link."""
+        """Return whether a file or folder is a link."""
         return (self.root / checked_file_name(name)).is_symlink()
 
     def leads_away(self, name: str) -> bool:
-        """Whether a name is a link, or lies behind one inside of the root, which may be a link itself."""
+        """Return whether a name leads through a link below the root. The root itself may be a link."""
         root = os.path.realpath(self.root)
-        return os.path.realpath(self.root / checked_file_name(name)) != os.path.join(root, *name.split("/"))  # noqa: PTH118 - as realpath says it
+        return os.path.realpath(self.root / checked_file_name(name)) != os.path.join(root, *name.split("/"))  # noqa: PTH118 - the form of realpath
 
     def _entries(self, prefix: str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         with self._failures("list", prefix):
@@ -187,7 +189,7 @@ class LocalStorage(Storage):
 
     @override
     def clean_temporary(self, older_than_s: float) -> int:
-        """Choose a time longer than any single write can take: the temporary file of a live writer must not go."""
+        """Delete old temporary files. Choose a time longer than any write, so that no live writer loses its file."""
         oldest = SYSTEM_CLOCK.wall() - older_than_s
         cleaned = 0
         with self._failures("clean", ""):
@@ -207,7 +209,7 @@ class LocalStorage(Storage):
     def _appear(
         self, target: Path, fill: Callable[[Path], None], publish: Callable[[Path, Path], None]
     ) -> None:
-        """Make `target` appear whole: `fill` a temporary file beside it, `publish` it, sync the folders."""
+        """Make `target` appear complete: `fill` a temporary file beside it, `publish` it, sync the folders."""
         temporary = target.with_name(temporary_name())
         try:
             self._in_folder(target.parent, lambda: fill(temporary))
@@ -218,14 +220,12 @@ class LocalStorage(Storage):
         self._sync_folders(target.parent)
 
     def _in_folder(self, folder: Path, fill: Callable[[], None]) -> None:
-        """Make `folder` and `fill` a file into it; once more when others remove it, empty, in between."""
+        """Create `folder` and `fill` a file in it; retried if another process removes the empty folder in between."""
         for left in reversed(range(_FOLDER_ATTEMPTS)):
             try:
                 self._make_folder(folder)
                 return fill()
-            except (
-                FileExistsError
-            ) as error:  # never let out: whoever creates a file exclusively takes it for an answer
+            except FileExistsError as error:  # must not escape: `create` would read it as its answer
                 if not left or (folder.exists() and not folder.is_dir()):
                     raise NotADirectoryError(
                         errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename
@@ -237,7 +237,7 @@ class LocalStorage(Storage):
         return None
 
     def _make_folder(self, folder: Path) -> None:
-        """Make it, and what is missing above it; the root only as long as it has not been there."""
+        """Create a folder and its missing parents, but the root only if it has not existed yet."""
         if folder == self.root:
             if not self._was_there:
                 folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -251,15 +251,15 @@ class LocalStorage(Storage):
     def _refuse_if_gone(self) -> None:
         if self._was_there and not self.root.exists():
             raise UnavailableError(
-                f"storage {self.uri} is gone: its folder was there, and was deleted, moved or is not mounted any more; it is not made "
-                "again, because half a job would be in it; bring it back, then start the job again",
+                f"storage {self.uri} is gone: its folder existed, and was deleted, moved or unmounted; it is not created "
+                "again, because it would hold half a job; bring it back, then start the job again",
                 uri=self.uri,
             )
 
     def _sync_folders(self, folder: Path) -> None:
-        """Make `folder`'s entries durable, and those above: another process may just have made it."""
+        """Sync a folder and those above it, which another process may have just created."""
         while True:
-            # Emptied and removed meanwhile, or above the root and not ours to open: no file of ours is in it.
+            # Removed meanwhile, or above the root without the right to open it: it holds none of our files.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 sync_folder(folder)
             if folder in (self.root.parent, Path(folder.anchor)):
@@ -291,7 +291,7 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def _failures(self, operation: str, name: str, *, missing_is_an_answer: bool = False) -> Iterator[None]:
-        """Turn what the operating system says into the errors that `Storage` promises."""
+        """Translate errors of the operating system into those that `Storage` promises."""
         try:
             yield
         except OSError as error:
@@ -306,7 +306,7 @@ def _no_local_file(name: str, local: Path) -> FileNotFoundError:
 
 
 def _is(entry: os.DirEntry[str], is_wanted: Callable[[os.DirEntry[str]], bool]) -> bool:
-    """One that cannot be looked at is none, and hides no other."""
+    """Return whether an entry is wanted; an entry that cannot be read is not, and does not hide others."""
     try:
         return is_wanted(entry)
     except OSError:
@@ -314,9 +314,9 @@ def _is(entry: os.DirEntry[str], is_wanted: Callable[[os.DirEntry[str]], bool]) 
 
 
 def _read_regular(path: Path) -> bytes:
-    """Anybody who reaches the folder may put a pipe there, of which no reading ends; opened so, one is not waited for.
+    """Read a regular file. Another program may have put a pipe there; opened this way, it does not block.
 
-    Nor is a link followed, which may lead to what another job has written.
+    Links are not followed, because they may lead to the files of another job.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -328,9 +328,9 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _refuse_irregular(path: Path, found: os.stat_result) -> None:
-    """What is no regular file is no file of a storage, see `Storage.size`."""
+    """Treat everything but a regular file as missing, like `Storage.size`."""
     if not stat.S_ISREG(found.st_mode):
-        raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -342,7 +342,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _link_synced(source: Path, target: Path) -> None:
-    """A working file becomes private with its link; a copy has lain in a folder that was private already."""
+    """Link or copy a file and sync it. A linked working file becomes private; a copy was in a private folder."""
     sync_file(source)
     is_link = link_or_copy(source, target)
     target.chmod(PRIVATE_FILE)
@@ -367,7 +367,7 @@ def open_job_storage(storage: str | Path, job: str) -> Storage:
 
 
 def open_storage(uri: str | Path) -> Storage:
-    """Return the storage at a path or a `file:` URI; refuses by name what is no folder, and makes nothing yet."""
+    """Return the storage at a path or a `file:` URI. Refuses a path that is not a folder; creates nothing."""
     opened = _opened(uri)
     refuse_blocked(opened.root, "storage")
     return opened

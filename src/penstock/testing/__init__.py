@@ -1,6 +1,6 @@
-"""The shipped test kit: tests of own code without Spark (`run`, `harness`), of sinks, and real implementations that fail on plan.
+"""The test kit for users: tests of user code without Spark (`run`, `harness`), of sinks, and storages that fail as planned.
 
-Called by tests, ours and users', wherever the real thing runs: driver, executors, or a simulation.
+Used by Penstock's own tests and by those of users, on the driver, on executors, or in a simulation.
 """
 
 from typing import TYPE_CHECKING
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from penstock.lazy_imports import LateNames
 
 if TYPE_CHECKING:
+    from penstock.testing.kit import harness, run
     from penstock.testing.operator_harness import Harness
-    from penstock.testing.runs import harness, run
     from penstock.testing.sink_contract import SinkContract
 
 __all__ = ["Harness", "SinkContract", "harness", "run"]
 
 _LATE_NAMES = LateNames(
     __name__,
-    {"Harness": "operator_harness", "SinkContract": "sink_contract", "harness": "runs", "run": "runs"},
+    {"Harness": "operator_harness", "SinkContract": "sink_contract", "harness": "kit", "run": "kit"},
 )
 __getattr__, __dir__ = _LATE_NAMES.get, _LATE_NAMES.all

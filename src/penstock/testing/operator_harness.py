@@ -41,7 +41,7 @@ from penstock.testing.declared import (
     newest_us,
     parsed_moment,
 )
-from penstock.testing.subtasks import SavedState, StoredState, Subtasks
+from penstock.testing.subtasks import StoredState, Subtasks, SubtasksCheckpoint
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    state: SavedState
+    state: SubtasksCheckpoint
     time: TimeReached
     output_lengths: Mapping[str, int]
 
 
 class Harness:
-    """An operator under test: made by `penstock.testing.harness`.
+    """An operator under test: made by `penstock.testing.kit`.
 
     The virtual clock and the watermark move only when the test moves them, or when rows with newer event times come. After every step all
     timers fire and all windows close that are due. A checkpoint is taken only by `checkpoint()`; the first is the empty state.

@@ -1,6 +1,6 @@
 """All subtasks of one operator without Spark: the engine's own tasks over a state backend, with restores and changes of parallelism.
 
-`penstock.testing.run` and `penstock.testing.harness` use it. A batch runs one subtask after the other. State is durable as soon as its
+`penstock.testing.run` and `penstock.testing.kit` use it. A batch runs one subtask after the other. State is durable as soon as its
 task has ended, so that a restore never waits. `StoredState` shows the state in the form in which user code sees it.
 """
 
@@ -113,7 +113,7 @@ class LocalExecutor:
 
 
 @dataclass(frozen=True)
-class SavedState:
+class SubtasksCheckpoint:
     """A completed checkpoint of the operator."""
 
     batch: int
@@ -206,11 +206,11 @@ class Subtasks:
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
-    def checkpoint(self) -> SavedState:
+    def checkpoint(self) -> SubtasksCheckpoint:
         """The checkpoint that `restore` returns to."""
-        return SavedState(self.batch, dict(self.handles), self.parallelism)
+        return SubtasksCheckpoint(self.batch, dict(self.handles), self.parallelism)
 
-    def restore(self, saved: SavedState, parallelism: int) -> None:
+    def restore(self, saved: SubtasksCheckpoint, parallelism: int) -> None:
         """Go on from a checkpoint, with this number of subtasks, on machines that have no files."""
         self._forget_local_files()
         self._run += 1

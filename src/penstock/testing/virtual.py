@@ -24,15 +24,15 @@ class VirtualClock:
         self.slept: list[float] = []
 
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
+        """The seconds that have passed on this clock."""
         return self._passed_s
 
     def wall(self) -> float:
-        """See `Clock.wall`."""
+        """The time of day, in seconds since the epoch."""
         return self._wall_s + self._passed_s
 
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`; returns at once, later."""
+        """Move the clock forward at once, instead of waiting."""
         self.slept.append(seconds)
         self.advance(seconds)
 
@@ -45,7 +45,7 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Move the clock forward by some seconds."""
         if seconds < 0:
-            raise ValueError(f"time does not go back, not even by {-seconds} s")
+            raise ValueError(f"a clock cannot go back by {-seconds} s")
         self._passed_s += seconds
 
 

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from penstock.errors import InternalError
 from penstock.operators.columns import rows_at, widened
-from penstock.operators.event_time import Numbers, OperatorClock, TimeColumn, Timed, judged_by_time
+from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, judged_by_time
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.python_values import as_moments
+from penstock.operators.row_order import Numbers
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import TableLayout
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch

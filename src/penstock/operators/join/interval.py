@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from penstock.operators.base import LEFT, RIGHT
 from penstock.operators.columns import rows_at
-from penstock.operators.event_time import Numbers, OperatorClock, Ranges, Timed, in_range
+from penstock.operators.event_time import OperatorClock, Ranges, Timed, in_range
 from penstock.operators.grouping import Grouped, PieceLimits, pieces
 from penstock.operators.join.input_rows import (
     PLACE,
@@ -45,6 +45,7 @@ from penstock.operators.join.input_rows import (
     grouped_inputs,
     in_output_columns,
 )
+from penstock.operators.row_order import Numbers
 from penstock.operators.state.table_rows import stored_rows
 from penstock.state.backends.base import OpenState, OpenTable
 from penstock.state.backends.sorted_lookup import lookup

@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators.array_like import as_array
+from penstock.operators.columns import Positions
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.batch_tables import BatchTable, as_flags, key_positions
 from penstock.operators.state.declarations import ColumnState
 from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
 from penstock.operators.state.ttl import ColumnStamps
 from penstock.operators.task_time import DueTimers, Timers
-from penstock.state.keys import KeyBatch, rows_equal
+from penstock.state.keys import Flags, KeyBatch, rows_equal
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted
 
 MOST_ROUNDS = 10_000
 """So often `on_timers` may be called in one batch for what does not bring time on: more look like a circle without an end."""
-Flags = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -162,6 +160,9 @@ def _last_of_each(done: list[_Done]) -> _Done:
         differs[:-1] |= column[1:] != column[:-1]
     differs[-1:] = True
     return both.only(differs)
+
+
+# ── state ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class BatchState:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_column, as_columns
 from penstock.operators.calls import blamed_on
+from penstock.operators.columns import Positions
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.outputs import SideRows
 from penstock.operators.process.column_state import BatchState, ColumnTimers
@@ -38,7 +39,6 @@ from penstock.operators.task_time import NO_TIME, TaskTime, TimedPiece
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 
-Positions = npt.NDArray[np.int64]
 LIMITS = PieceLimits(bytes=256 << 20)
 """Rows and state that user code gets at once: it will make copies of them."""
 OUTPUT_ROWS = 1 << 16
@@ -96,6 +96,9 @@ class BatchProcess(OpensAndCloses, TakesBroadcast, TakesTimerColumns, metaclass=
     def __setattr__(self, name: str, value: Any) -> None:
         refuse_state_assignment(self, name, f'state["{name}"] = ...')
         super().__setattr__(name, value)
+
+
+# ── how it is called ───────────────────────────────────────────────────────────────────────────────
 
 
 class BatchPiece:

@@ -26,10 +26,10 @@ from penstock.operators.state.declarations import (
 from penstock.operators.state.table_cells import TableCell
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import TakesTimers
-from penstock.operators.state.ttl import ColumnStamps, Flags, TouchTimes
+from penstock.operators.state.ttl import ColumnStamps, TouchTimes
 from penstock.operators.task_time import TimedPiece
 from penstock.state.backends.base import OpenState
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.sizes import in_batches
 
 Output = Sequence[Any] | Mapping[str, Any]
@@ -66,6 +66,9 @@ class KeyedProcess(KeyedCode):
         `ctx.emit` gives rows to a declared `SideOutput`.
         The classic mistake: changing the outside world here. After a failure that happens again; use a sink.
         """
+
+
+# ── the state of the keys of a piece ───────────────────────────────────────────────────────────────
 
 
 class Cells:

@@ -87,6 +87,9 @@ class OpenedCode:
             error.add_note(f"close() raised, too: {type(second).__name__}: {second}")
 
 
+# ── the broadcast side ─────────────────────────────────────────────────────────────────────────────
+
+
 class TakesBroadcast:
     """The method for the broadcast side, which every kind of own code may have."""
 
@@ -141,6 +144,9 @@ class NoSides(SideRows):
             "what it learns into a BroadcastState, and emit in process()",
             operator=self.operator,
         )
+
+
+# ── the context of a call ──────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -217,6 +223,9 @@ class Context:
         if self._rejected is None:
             raise nothing_to_reject(self.operator)
         self._rejected.take(row, reason)
+
+
+# ── checks before the start ────────────────────────────────────────────────────────────────────────
 
 
 def check_open_and_close(operator: OpensAndCloses, uid: str) -> None:

@@ -8,21 +8,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.lazy_imports import optional_package
 from penstock.operators.array_like import as_array
+from penstock.operators.columns import Positions
 from penstock.operators.state.table_rows import PieceRows, RowIds, how_many_before
 from penstock.state.handle import GENERATION_SHIFT
+from penstock.state.keys import Flags
 from penstock.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
-Positions = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 KEY_INDEX = "key_index"
 """As user code calls it."""
 

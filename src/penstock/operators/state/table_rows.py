@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.columns import one_batch
+from penstock.operators.columns import Positions, one_batch
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
@@ -32,7 +31,6 @@ PORTION_BYTES = 64 << 20
 _MANY_LAYERS = 8
 _EVERYTHING = Ownership(0, 1)
 _GONE = pa.field("__penstock_gone", pa.bool_())
-Positions = npt.NDArray[np.int64]
 
 
 def stored_rows(

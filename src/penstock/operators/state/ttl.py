@@ -8,20 +8,21 @@ from datetime import timedelta
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.config import seconds
 from penstock.errors import ConfigError, InternalError
+from penstock.operators.columns import Positions
 from penstock.operators.state.timers import CLOCK, EVENT_TIME
 from penstock.state.backends.base import OpenTable
-from penstock.state.keys import KeyBatch
+from penstock.state.keys import Flags, KeyBatch
 from penstock.state.lifetimes import (
     FAR_AWAY_US,
     LONG_AGO_US,
     STAMP_TYPE,
     Lifetime,
     Measure,
+    Stamps,
     in_microseconds,
     stamp_name,
 )
@@ -30,9 +31,6 @@ WRITE, READ = "write", "read"
 _MEASURES = {CLOCK: Measure.CLOCK, EVENT_TIME: Measure.WATERMARK}
 LONGEST_S = 1000 * 365 * 24 * 3600
 """Far from where numbers of microseconds end."""
-Flags = npt.NDArray[np.bool_]
-Stamps = npt.NDArray[np.int64]
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,9 @@ def _as_timedelta(number: float) -> timedelta:
         return timedelta(seconds=number)
     except (OverflowError, ValueError) as error:
         raise ConfigError(f"ttl={number!r} is no duration in seconds: {error}", value=number) from error
+
+
+# ── when state was last touched ────────────────────────────────────────────────────────────────────
 
 
 class TouchTimes:

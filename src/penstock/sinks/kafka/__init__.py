@@ -1,1 +1,1 @@
-"""Messages in Kafka: staged in tasks, produced in one transaction a checkpoint on the driver."""
+"""Messages in Kafka: staged in tasks, produced on the driver in one transaction per checkpoint."""

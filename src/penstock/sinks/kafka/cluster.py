@@ -1,19 +1,13 @@
-"""A Kafka cluster as a sink uses it: settings of clients, what the cluster must offer, what errors mean. Driver.
+"""The Kafka cluster of a sink: its clients and their settings, the checks before the query, and the meaning of errors. Driver.
 
-confluent-kafka is imported when a sink is used, so that everybody else does without it.
+confluent-kafka is imported when a sink is used, so that other jobs do not need it.
 
-What the producer of a Kafka sink is told, beside the user's options. Driver only.
+`Admin` is the client that reads topics and settings. librdkafka treats a refused login as temporary and retries until the request times
+out; the reason is passed only to a callback, and only while the client is polled.
 
-The client that looks at topics and settings; it notices when the brokers refuse the login. Driver.
-
-librdkafka takes a refused login for something that may pass and tries again until the request has timed out; who refused, and
-why, it says only to a callback, which is called while somebody polls.
-
-What librdkafka says, in our log, thinned. Driver.
-
-While brokers are away its clients say so several times a second, each, in lines that look alike. Who waits for what is said by the
-coordinator, once a minute; the reason is in the error of the sink, which asks here. The lines themselves are in the log at level DEBUG.
-Whatever is not about a connection is passed on, each kind once a minute.
+`ClientLog` receives the log of librdkafka. While brokers are unreachable, each client logs that several times a second. These lines go to
+the log at level DEBUG; the sink's error has the reason, and the coordinator logs once a minute which commits wait. Lines that are not
+about a connection are logged once a minute for each kind.
 """
 
 from __future__ import annotations
@@ -36,11 +30,11 @@ TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 MESSAGE_BYTES = "message.max.bytes"
 BATCH_BYTES = "batch.size"
 _MOST_IN_ONE_BATCH = 1_000_000
-"""What librdkafka puts into one batch unless it is told otherwise; a proof of the most transactions is smaller."""
+"""The default batch size of librdkafka; the largest proof is smaller."""
 
 
 def within_options(limits: MessageLimits, options: Mapping[str, Any]) -> MessageLimits:
-    """The limits of a topic, or the user's own where that is lower: a task must refuse what the producer would."""
+    """Return the limits of a topic, or the user's own if lower: a task must refuse what the producer would refuse."""
     return replace(
         limits,
         message_bytes=min(limits.message_bytes, _number(options, MESSAGE_BYTES, limits.message_bytes)),
@@ -48,10 +42,10 @@ def within_options(limits: MessageLimits, options: Mapping[str, Any]) -> Message
 
 
 def producer_settings(limits: MessageLimits, options: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
-    """Settings with which every message that a task let pass, and every proof, is accepted.
+    """Return settings with which the producer accepts every message that a task accepted, and every proof.
 
-    A broker compares whole batches with the limit of the topic, so batches are held below it. The limit of the producer itself
-    also holds for proofs; messages were held below the user's where they were made.
+    A broker compares whole batches with the limit of the topic, so batches stay below it. The limit of the producer also applies to
+    proofs; tasks have already applied the user's limit to messages.
     """
     return {
         TRANSACTION_TIMEOUT: timeout_ms,
@@ -61,13 +55,13 @@ def producer_settings(limits: MessageLimits, options: Mapping[str, Any], timeout
 
 
 def transaction_timeout_ms(commit_timeout_s: float, options: Mapping[str, Any]) -> int:
-    """How long a Kafka transaction may stay open: at least as long as a commit may take."""
+    """Return how long a Kafka transaction may stay open: at least as long as a commit may take."""
     least = int(commit_timeout_s * 1000)
     given = options.get(TRANSACTION_TIMEOUT, least)
     if isinstance(given, bool) or not str(given).isdigit() or int(given) < least:
         raise ConfigError(
-            f"{TRANSACTION_TIMEOUT} is {given!r}, and a commit may take {least} ms (commit_timeout): the brokers would abort it half "
-            "way; give at least as much, or lower commit_timeout",
+            f"{TRANSACTION_TIMEOUT} is {given!r}, and a commit may take {least} ms (commit_timeout): the brokers could abort it before it "
+            "ends; give at least as much, or lower commit_timeout",
             setting=TRANSACTION_TIMEOUT,
             value=given,
         )
@@ -91,7 +85,7 @@ Answer = TypeVar("Answer")
 
 
 class Admin:
-    """`make` makes the client with these further settings; `redacted` takes passwords out of a text."""
+    """A client that reads topics and settings. `make` builds it with additional settings; `redacted` removes passwords from a text."""
 
     def __init__(
         self, make: Callable[[Mapping[str, Any]], Any], brokers: str, redacted: Callable[[object], str]
@@ -102,7 +96,7 @@ class Admin:
         self.client = make({"error_cb": self._note})
 
     def answer(self, asked: Future[Answer], timeout_s: float) -> Answer:
-        """Wait for an answer, and not for one that will never come."""
+        """Wait for a response; raises `ConfigError` as soon as the brokers refuse the login."""
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
         while not asked.done() and SYSTEM_CLOCK.monotonic() < deadline:
             self.client.poll(_POLL_S)
@@ -120,7 +114,7 @@ class Admin:
 
 
 _BROKEN_CONNECTION = {"FAIL", "ERROR"}
-"""A connection that broke or could not be made, and the same again as an error of the client."""
+"""A connection that broke or could not be made, and the same as an error of the client."""
 _TRANSACTION_FAILED = "TXNERR"
 _EACH_KIND_EVERY_S = 60.0
 _NEWS_FOR_S = 60.0
@@ -128,7 +122,7 @@ _DETAILS = re.compile(r"^\[thrd:[^\]]*\]: |\(after .*\)$")
 
 
 class ClientLog:
-    """A logger as confluent-kafka calls it: `log(level, format, kind, client, text)`; from any thread."""
+    """A logger for confluent-kafka, which calls `log(level, format, kind, client, text)` from any thread."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -138,7 +132,7 @@ class ClientLog:
         self._failure = ""
 
     def log(self, level: int, form: str, *arguments: object) -> None:
-        """Take a line."""
+        """Log a line of a client, at level DEBUG if it is about a connection or repeated."""
         kind, *_, text = map(str, arguments) if arguments else ("", form)
         with self._lock:
             level = self._level(level, kind, text)
@@ -146,20 +140,20 @@ class ClientLog:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last connection failed, if that was within the last minute."""
+        """Why the last connection failed, if that was less than a minute ago."""
         with self._lock:
             if self._trouble is None or self._clock.monotonic() - self._trouble[0] > _NEWS_FOR_S:
                 return None
             return self._trouble[1]
 
     def forget_failure(self) -> None:
-        """A transaction begins."""
+        """Forget the last failure, because a new transaction begins."""
         with self._lock:
             self._failure = ""
 
     @property
     def failure(self) -> str:
-        """Why the transaction failed, in the client's words: its errors say only that it did. Empty if it did not."""
+        """Why the transaction failed, from the client's log, because its errors say only that it did. Empty if it did not fail."""
         with self._lock:
             return self._failure
 
@@ -178,17 +172,17 @@ class ClientLog:
 
 REQUEST_TIMEOUT_S = 15.0
 _OURS = {
-    "acks": "all replicas must have a message",
+    "acks": "all replicas must confirm a message",
     "bootstrap.servers": "it is the first argument",
     "enable.auto.commit": "no consumer group is used",
     "enable.idempotence": "transactions need it",
     "metadata.broker.list": "it is the first argument",
-    "request.required.acks": "all replicas must have a message",
-    "isolation.level": "what is not committed must not be believed",
-    "transactional.id": "it is made of transactional_id, the job and the sink",
+    "request.required.acks": "all replicas must confirm a message",
+    "isolation.level": "the sink must read committed records only",
+    "transactional.id": "it is built from transactional_id, the job and the sink",
 }
 _DEFAULTS = {
-    "partitioner": "murmur2_random",  # a key goes where producers in Java send it
+    "partitioner": "murmur2_random",  # the same partition for a key as with the Java client
     "linger.ms": 20,
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 262_144,
@@ -210,13 +204,13 @@ _CONNECTION = (
     "ssl.",
     "topic.metadata.",
 )
-"""How the options begin that are for every client; the others are for the producer."""
+"""Prefixes of the options for every client; the others are for the producer."""
 _SECRETS = ("password", "secret", "token", "key.pem", "oauthbearer.config", "jaas")
 _log = logging.getLogger(__name__)
 
 
 class KafkaCluster:
-    """Where the brokers are and how to talk to them; it is pickled into tasks, which do not connect."""
+    """The brokers and the options of their clients. It is pickled into tasks, which do not connect."""
 
     def __init__(self, address: str, options: Mapping[str, Any]) -> None:
         self.address = address
@@ -238,16 +232,16 @@ class KafkaCluster:
         self.__dict__.update(state, client_log=ClientLog())
 
     def producer(self, settings: Mapping[str, Any]) -> Any:
-        """A producer; the user's options come before our defaults, `settings` before both."""
+        """Make a producer. The user's options override the defaults, and `settings` override both."""
         return self._client("Producer", {**_DEFAULTS, **self.options, **settings})
 
     def consumer(self, settings: Mapping[str, Any]) -> Any:
-        """A consumer that reads what is committed."""
+        """Make a consumer that reads committed records."""
         fixed = {"enable.auto.commit": False, "isolation.level": "read_committed"}
         return self._client("Consumer", {**self._connection(), **fixed, **settings})
 
     def admin(self) -> Admin:
-        """A client that looks at topics and settings."""
+        """Make a client that reads topics and settings."""
         return Admin(
             lambda settings: self._client("admin.AdminClient", {**self._connection(), **settings}),
             self.address,
@@ -264,12 +258,12 @@ class KafkaCluster:
             return make({"bootstrap.servers": self.address, **settings}, logger=self.client_log)
         except (kafka_exception(), TypeError, ValueError) as error:
             raise ConfigError(
-                f"Kafka refuses the options of the sink: {self.redacted(error)}; see the configuration of librdkafka",
+                f"librdkafka refuses the options of the Kafka sink: {self.redacted(error)}; correct them",
                 options=sorted(self.options),
             ) from None  # the cause may quote a password
 
     def redacted(self, error: object) -> str:
-        """The text of an error without passwords."""
+        """Return the text of an error without passwords."""
         text = str(error)
         for name, value in self.options.items():
             if any(word in name for word in _SECRETS) and str(value):
@@ -278,7 +272,7 @@ class KafkaCluster:
 
     @contextmanager
     def errors(self, doing: str) -> Iterator[None]:
-        """Report whatever the cluster says as something that may pass."""
+        """Raise errors of the cluster as `UnavailableError`, which is retried."""
         try:
             yield
         except (kafka_exception(), TimeoutError) as error:
@@ -287,7 +281,7 @@ class KafkaCluster:
             why = f"Kafka is down, or a part of it ({self.redacted(trouble)}): " if trouble else ""
             raise UnavailableError(
                 f"{why}cannot {doing} (brokers {self.address}): {text}; check the brokers, the network "
-                "and what this user may do",
+                "and the rights of this user",
                 brokers=self.address,
                 cause=text,
             ) from None
@@ -295,7 +289,7 @@ class KafkaCluster:
     # ── what the cluster must offer ────────────────────────────────────────────────────────────
 
     def check_topic(self, admin: Admin, topic: str) -> MessageLimits:
-        """The limits of a topic; a missing one is a `ConfigError`."""
+        """Return the limits of a topic; raises `ConfigError` if it does not exist."""
         partitions = self._partitions(admin, topic)
         if partitions is None:
             raise ConfigError(
@@ -309,7 +303,7 @@ class KafkaCluster:
         return MessageLimits(partitions, largest, keys_needed=keys_needed)
 
     def check_transaction_timeout(self, admin: Admin, timeout_ms: int) -> None:
-        """Refuse a transaction that may stay open longer than the brokers allow."""
+        """Refuse a transaction timeout that is longer than the brokers allow."""
         with self.errors("ask for the brokers"):
             asked = admin.client.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
             brokers = [node.id for node in admin.answer(asked, REQUEST_TIMEOUT_S).nodes]
@@ -325,14 +319,14 @@ class KafkaCluster:
             )
 
     def ensure_compacted(self, admin: Admin, topic: str) -> None:
-        """Create the topic of commits if it is missing; refuse one that forgets."""
+        """Create the topic of commits if it is missing; refuse one that deletes records."""
         if self._partitions(admin, topic) is None:
             self._create_compacted(admin, topic)
             return
         policy = self._settings(admin, "TOPIC", topic).get("cleanup.policy", "compact")
         if {part.strip() for part in policy.split(",")} != {"compact"}:
             raise ConfigError(
-                f"the topic {topic!r} has cleanup.policy={policy}: Kafka would delete the proof of what is committed. Set "
+                f"the topic {topic!r} has cleanup.policy={policy}: Kafka would delete the proof of commits. Set "
                 "cleanup.policy=compact and nothing else, or name another commits_topic",
                 topic=topic,
                 policy=policy,
@@ -348,13 +342,13 @@ class KafkaCluster:
         except (kafka_exception(), TimeoutError) as error:
             if self._partitions(admin, topic) is None:
                 raise ConfigError(
-                    f"the topic {topic!r}, in which a Kafka sink notes what is committed, is missing and cannot be created: "
+                    f"the topic {topic!r}, in which a Kafka sink records its commits, is missing and cannot be created: "
                     f"{self.redacted(error)}; create it with one partition and cleanup.policy=compact",
                     topic=topic,
                 ) from None
 
     def _partitions(self, admin: Admin, topic: str) -> int | None:
-        """How many partitions a topic has; None if there is none. Asking must not create it."""
+        """Return the number of partitions of a topic; None if it does not exist. Must not create it."""
         kafka = imported("confluent_kafka")
         with self.errors(f"look at the topic {topic!r}"):
             try:
@@ -367,7 +361,7 @@ class KafkaCluster:
                 raise
 
     def _settings(self, admin: Admin, kind: str, name: str) -> dict[str, str]:
-        """Settings as the cluster tells them; none if this user may not ask."""
+        """Return settings of the cluster; empty if this user may not read them."""
         resource = imported("confluent_kafka.admin").ConfigResource(kind.lower(), name)
         try:
             asked = admin.client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
@@ -381,11 +375,11 @@ class KafkaCluster:
 
 
 def kafka_exception() -> type[Exception]:
-    """The root of what confluent-kafka raises."""
+    """Return the base class of the errors of confluent-kafka."""
     kind: type[Exception] = imported("confluent_kafka").KafkaException
     return kind
 
 
 def imported(module: str) -> Any:
-    """Import a part of confluent-kafka, or say how to get it."""
+    """Import a module of confluent-kafka; the error for a missing package says how to install it."""
     return optional_package(module, needed_by="sinks.Kafka", extra="kafka")

@@ -1,8 +1,8 @@
-"""Rows as Kafka messages: which columns make key, value, headers and partition. Checked on the driver, made in tasks.
+"""Rows as Kafka messages: the columns of key, value, headers and partition. Checked on the driver, made in tasks.
 
-Messages are staged as Arrow batches that say everything about themselves: `key`, `value` (bytes, null for none),
-`partition` (-1: by key), and a column `header:<name>` for each header. So a commit depends on no setting that shapes
-messages; where they go is settled by the transaction, see `transaction`.
+Messages are staged as complete Arrow batches: `key`, `value` (bytes, null for none),
+`partition` (-1: by key), and a column `header:<name>` for each header. So a commit does not depend on the settings of
+messages; their topic is in the transaction, see `commit_session.KafkaTransaction`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _HEADER = "header:"
 _FORMATS = ("json", "bytes")
 
 Message = tuple[Any, ...]
-"""What a producer takes behind the topic, by position: value, key, partition; with headers also two callbacks, a time, the headers."""
+"""The positional arguments of a producer after the topic: value, key, partition; with headers also two callbacks, a time, the headers."""
 
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """What the topic accepts, as found before the query started."""
+    """The limits of the topic, read before the query starts."""
 
     partitions: int | None = None
     message_bytes: int = 1_000_000
     keys_needed: bool = False
-    """A compacted topic takes no message without a key."""
+    """A compacted topic accepts no message without a key."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MessageLayout:
         partition: str | None,
         form: str,
     ) -> MessageLayout:
-        """Check what can be checked without a schema."""
+        """Check the settings that do not depend on the schema."""
         if form not in _FORMATS:
             raise ConfigError(f"format {form!r} is not known; use one of {list(_FORMATS)}", format=form)
         if form == "bytes" and not isinstance(value, str):
@@ -78,16 +78,16 @@ class MessageLayout:
         return cls(key, columns, named, partition, form)
 
     def within(self, limits: MessageLimits) -> MessageLayout:
-        """Return the layout that also refuses what the topic would refuse."""
+        """Return the layout with the limits of the topic."""
         if limits.keys_needed and self.key is None:
             raise ConfigError(
-                "the topic is compacted (its cleanup.policy) and takes no message without a key; say key='<column>', or write "
+                "the topic is compacted (its cleanup.policy) and accepts no message without a key; set key='<column>', or write "
                 "to another topic"
             )
         return replace(self, limits=limits)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a schema that does not fit, with `ConfigError`."""
+        """Raise `ConfigError` for a schema that does not fit."""
         repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
         if repeated:
             raise ConfigError(
@@ -103,8 +103,7 @@ class MessageLayout:
             part = unsupported_in_json(_field(schema, name).type)
             if part is not None:
                 raise ConfigError(
-                    f"column {name!r} cannot be written as JSON: there is no form for {part}; cast or drop it before "
-                    "write_to",
+                    f"column {name!r} cannot be written as JSON: there is no form for {part}; cast or drop it before write_to",
                     column=name,
                 )
 
@@ -130,8 +129,7 @@ class MessageLayout:
         if not callable(accepts) or not accepts(field.type):
             raise ConfigError(
                 f"column {name!r} has type {spark_type(field.type)}, and a Kafka sink with format={self.format!r} needs "
-                f"{wanted} there; cast it "
-                "before write_to",
+                f"{wanted} there; cast it before write_to",
                 column=name,
                 type=str(field.type),
             )
@@ -143,7 +141,7 @@ class MessageLayout:
         if self.limits.keys_needed and column.null_count:
             raise BadRecordError(
                 f"column {self.key!r}, the key of the messages, is null in {counted(column.null_count, 'row')}, and the topic is "
-                "compacted: it takes no message without a key; filter or fill them before write_to",
+                "compacted: it accepts no message without a key; filter or fill them before write_to",
                 column=self.key,
             )
         return _as_binary(column if _is_text(column.type) else json_texts(column))
@@ -166,15 +164,15 @@ class MessageLayout:
         if ends["min"] is not None and (ends["min"] < 0 or (known is not None and ends["max"] >= known)):
             wrong = ends["min"] if ends["min"] < 0 else ends["max"]
             raise BadRecordError(
-                f"column {self.partition!r} asks for partition {wrong}, and the topic has the partitions 0 to "
-                f"{'...' if known is None else known - 1}; null leaves the choice to Kafka",
+                f"column {self.partition!r} has the partition {wrong}, but the topic has only the partitions 0 to "
+                f"{'...' if known is None else known - 1}; correct it, or use null to let Kafka choose",
                 column=self.partition,
                 partition=wrong,
             )
         return pc.fill_null(column.cast(pa.int32()), pa.scalar(ANY_PARTITION, pa.int32()))
 
     def _refuse_too_large(self, made: pa.RecordBatch) -> None:
-        """What the broker would refuse at commit is refused while the job can go back."""
+        """Refuse messages that the broker would refuse at commit, while the job can still go back."""
         total = pa.repeat(pa.scalar(MESSAGE_OVERHEAD_BYTES, pa.int64()), made.num_rows)
         for name in made.schema.names:
             if name != "partition":

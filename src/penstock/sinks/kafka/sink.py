@@ -1,20 +1,20 @@
 """The sink `Kafka`: messages in a topic. Staged in tasks as files, produced on the driver in one Kafka transaction.
 
     <staging>/<job>/<sink>/<transaction>.arrow     staged messages
-    <staging>/<job>/<sink>/committed/              proofs of commit, see `commit_log`
-    <staging>/<job>/<sink>/owners                  whose record must be in the topic, see `transaction`
-    topic `commits_topic`, key <transactional id>  what the last Kafka transaction committed, see `commits`
+    <staging>/<job>/<sink>/committed/              the log of commits, see `staging`
+    <staging>/<job>/<sink>/owners                  whose record must be in the topic, see `commit_session`
+    topic `commits_topic`, key <transactional id>  what the last Kafka transaction committed, see `commit_session`
 
-A commit is: take the transactional id over; write into the log what the last Kafka transaction is known to have
+A commit is: take over the transactional id; record in the log what the last Kafka transaction
 committed; ONE Kafka transaction with the messages and the new proof; write the log; delete the staged files.
 
-    found                                  meaning                     commit makes of it
+    found                                  meaning                     commit
     staged, in no proof                    not committed               produce
     staged, in the record of the topic     committed, then a crash     write the log, delete
     staged, in the log                     committed, then a crash     delete
     not staged, in either                  committed                   nothing to do
-    not staged, in neither                 aborted, or taken away      CommitLostError
-    in no log, and the record is gone      nobody knows                CommitLostError
+    not staged, in neither                 aborted, or deleted         CommitLostError
+    in no log, and the record is gone      unknown                     CommitLostError
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from penstock.sinks.kafka.cluster import (
     transaction_timeout_ms,
     within_options,
 )
-from penstock.sinks.kafka.commits import CommitSession, CommitsTopic, KafkaTransaction, KnownOwners, Owner
+from penstock.sinks.kafka.commit_session import (
+    CommitSession,
+    CommitsTopic,
+    KafkaTransaction,
+    KnownOwners,
+    Owner,
+)
 from penstock.sinks.kafka.messages import MessageLayout
 from penstock.sinks.staged_sink import StagedSink
 from penstock.sinks.staging import CommitLog, StagedTransaction
@@ -46,11 +52,11 @@ from penstock.wording import counted
 
 _MOST_IN_ONE_PROOF = 10_000
 _LOOK_PATIENCE_S = 10.0
-"""Whoever only looks for leftovers comes again at the next checkpoint, and must not hold it up."""
+"""A search for unfinished transactions is repeated at the next checkpoint, so it must not delay this one."""
 
 
 class Kafka(StagedSink):
-    """Messages in a topic; a reader with `isolation.level=read_committed` sees each once, a commit's all at once.
+    """Writes messages to a topic. A reader with `isolation.level=read_committed` sees each once, and all of a commit together.
 
     `staging` is a folder that the driver and all executors share. `key`, `partition` and the values of `headers` name
     columns. `value` names one column, or several that become a JSON object; without it all columns do. With
@@ -97,7 +103,7 @@ class Kafka(StagedSink):
         self.__dict__.update(state, _opening=threading.Lock())
 
     def validate(self, schema: pa.Schema) -> None:
-        """Compare columns, staging folder, topics, time-outs and options with what a commit will need."""
+        """Check columns, staging folder, topics, timeouts and options for what a commit needs."""
         self.layout.check(schema)
         super().validate(schema)
         admin = self.cluster.admin()
@@ -108,11 +114,11 @@ class Kafka(StagedSink):
         self.cluster.ensure_compacted(admin, self.commits_topic)
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Make messages of the rows; what the topic would refuse is refused while the job can go back."""
+        """Turn rows into messages; what the topic would refuse is refused while the job can still go back."""
         return self.layout.messages(batch)
 
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        """Make the messages durable, and settle where they go and where their proof will be."""
+        """Make the messages durable, and store their topic and the place of their proof with the transaction."""
         where = {
             "topic": self.topic,
             "commits_topic": self.commits_topic,
@@ -121,11 +127,11 @@ class Kafka(StagedSink):
         return {**super().pre_commit(transaction), **where}
 
     def commit(self, transaction: Transaction) -> None:
-        """Produce the messages, once."""
+        """Produce the messages of one transaction, unless they are committed."""
         self.commit_all([transaction])
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
-        """Produce the messages of all in one Kafka transaction: they become visible at the same moment."""
+        """Produce the messages of all transactions in one Kafka transaction: they become visible together."""
         staged = [KafkaTransaction.read(transaction) for transaction in transactions]
         for (owner, topic), members in groupby(staged, key=lambda one: (one.owner, one.topic)):
             group = list(members)
@@ -134,12 +140,12 @@ class Kafka(StagedSink):
                 self.delete_staged(transaction)
 
     def committed_of(self, job: str, sink: str, found: Sequence[StagedTransaction]) -> set[str]:
-        """The names of those that log or topic know as committed."""
+        """Return the names of transactions that the log or the topic has as committed."""
         done = super().committed_of(job, sink, found)
         if any(one.name not in done for one in found):
             patience_s = min(_LOOK_PATIENCE_S, self.commit_timeout_s)
             owner = Owner(job, sink, self.commits_topic, self.transactional_id)
-            done |= _names(self._session(owner, patience_s).last or ())  # whoever asks owns the job
+            done |= _names(self._session(owner, patience_s).last or ())  # only the owner of the job asks
         return done
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
@@ -150,9 +156,8 @@ class Kafka(StagedSink):
             return
         session = self._session(owner, self.commit_timeout_s)
         last = session.last or ()
-        recorded = log.committed(
-            [*last, *members]
-        )  # again: from now on nobody else can commit, until now a successor could
+        # Read again: a successor could have committed until the session was opened.
+        recorded = log.committed([*last, *members])
         log.append(set(last) - recorded)
         done = _names(last) | _names(recorded)
         left = [one for one in members if one.name not in done]
@@ -163,7 +168,7 @@ class Kafka(StagedSink):
                 self._publish(session, topic, left[first : first + _MOST_IN_ONE_PROOF], log)
 
     def _introduce(self, session: CommitSession, owner: Owner, members: list[KafkaTransaction]) -> None:
-        """See that there is a record before anything is produced: its absence would not mean anything otherwise."""
+        """Write the first record before anything is produced, so that a missing record means that it was lost."""
         known = KnownOwners(self.staging / owner.job / owner.sink / "owners")
         listed = owner in known
         if session.last is None:
@@ -176,9 +181,8 @@ class Kafka(StagedSink):
     def _publish(
         self, session: CommitSession, topic: str, members: list[KafkaTransaction], log: CommitLog
     ) -> None:
-        tables = [
-            self.staged_rows(one) for one in members
-        ]  # all are looked at before the first one is produced
+        # All are checked before the first one is produced.
+        tables = [self.staged_rows(one) for one in members]
         batches = (batch for table in tables if table is not None for batch in table.to_batches())
         session.publish(topic, batches, members, timeout_s=self.commit_timeout_s)
         log.append(members)
@@ -193,7 +197,7 @@ class Kafka(StagedSink):
             raise
 
     def _session(self, owner: Owner, patience_s: float) -> CommitSession:
-        """The one session of this process: commits and searches come from two threads, and would fence each other."""
+        """Return the one session of this process. Commits and searches run in two threads, and two sessions would fence each other."""
         if not self._opening.acquire(timeout=patience_s):
             raise UnavailableError(
                 f"{self!r} is still waiting for the brokers; check them and the network",
@@ -219,8 +223,8 @@ def _record_lost(
 ) -> CommitLostError:
     commits, topic = session.commits, members[0].topic
     return CommitLostError(
-        f"the topic {commits.topic!r} has no record of {commits.key!r} any more: it was deleted or made anew, or these are other "
-        f"brokers. So nobody knows whether the rows of {counted(len(members), 'transaction')}, from {members[0].name} on, are in "
+        f"the topic {commits.topic!r} no longer has a record of {commits.key!r}: the topic was deleted or recreated, or these are other "
+        f"brokers. So it is unknown whether the rows of {counted(len(members), 'transaction')}, from {members[0].name} on, are in "
         f"the topic {topic!r}, and none is produced. Look there. If they are missing, delete {known.path} and start the job again. If they "
         f"are there, first produce the `record` of this error with the key {commits.key!r} to partition 0 of {commits.topic!r}",
         topic=topic,
@@ -242,7 +246,7 @@ def _brokers(address: object) -> str:
         or not all(isinstance(one, str) and one for one in brokers)
     ):
         raise ConfigError(
-            f"address={address!r} is not one of Kafka's brokers: it takes 'host:port,host:port', or a list of such texts",
+            f"address={address!r} does not name Kafka brokers: use 'host:port,host:port', or a list of such texts",
             address=address,
         )
     return ",".join(brokers)

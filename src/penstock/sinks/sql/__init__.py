@@ -1,5 +1,6 @@
-"""Tables of SQL servers. In: Arrow batches in tasks. Out: rows that readers see when the checkpoint is complete, with a proof of it.
+"""Tables of SQL servers. In: Arrow batches in tasks. Out: rows that readers see when the checkpoint is complete, with a proof of commit.
 
-A server is a dialect in a folder below, and says what differs: `server` (address, sessions), `errors` (what they mean), `two_phase` (what
-waits for its commit), `table` (catalogue, types), `writing` with `values` and `exactness` (how rows are sent, and which it would change).
+`server_sink`, `server`, `table`, `values` and `record_tables` are shared. For each server, `<name>` has the sink and sends rows,
+`<name>_server` has its address, sessions, errors and prepared transactions, `<name>_table` its catalogue and types, `<name>_values`
+the form of values.
 """

@@ -15,22 +15,27 @@ from penstock.sinks.sql.mysql_server import REFUSED_ROWS, MySQLServer, code, pym
 from penstock.sinks.sql.mysql_table import MySQLTable
 from penstock.sinks.sql.mysql_values import changed_values, python_rows
 from penstock.sinks.sql.server import SqlServer, SqlTransaction, checked_lock_timeout_s
-from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
+from penstock.sinks.sql.server_sink import (
+    OpenTransaction,
+    SqlServerSink,
+    checked_identifier,
+    checked_write_settings,
+)
 from penstock.sinks.sql.table import STAGED_KEY, Layout
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 
 _STATEMENT_BYTES = 500_000
-"""Of one INSERT, but for a row that is longer. Servers refuse statements above `max_allowed_packet`, which may have been lowered."""
+"""The size of one INSERT, unless a single row is longer. Servers refuse statements above `max_allowed_packet`."""
 _ROW_NUMBER = re.compile(r"(\d+)\D*$")
-"""Where a note of the server says which row of the statement it is about."""
+"""The number of the row in a note of the server."""
 
 
 Row = tuple[int, str, int]
-"""Its place in the batch, its values in SQL, and how many bytes these take."""
+"""Its position in the batch, its values in SQL, and the size of these in bytes."""
 
 
 class MySQLWriting(OpenTransaction):
-    """See `OpenTransaction`."""
+    """Sends rows to MySQL or MariaDB in INSERT statements."""
 
     _session: Any
 
@@ -60,7 +65,7 @@ class MySQLWriting(OpenTransaction):
             yield index, literal, len(literal.encode())
 
     def _room(self, insert: str) -> int:
-        """How many bytes of rows the server takes behind these words: a packet has one byte of its own."""
+        """Return how many bytes of rows fit after `insert`; a packet needs one byte itself."""
         return self._packet_bytes - len(insert.encode()) - 1
 
     def _insert(self, insert: str, rows: list[Row], batch: pa.RecordBatch) -> None:
@@ -68,7 +73,7 @@ class MySQLWriting(OpenTransaction):
         missing = size - self._room(insert)
         if missing > 0:
             why = (
-                f"its INSERT takes {self._packet_bytes + missing:,} bytes, and max_allowed_packet of the server is "
+                f"its INSERT has {self._packet_bytes + missing:,} bytes, but max_allowed_packet of the server is "
                 f"{self._packet_bytes:,}; raise it, or shorten the row"
             )
             raise bad_record(self._layout.name, why, row_at(batch, index))
@@ -86,7 +91,7 @@ class MySQLWriting(OpenTransaction):
                 raise bad_record(self._layout.name, f"{text} (the value would be changed)", row)
 
     def _name_the_row(self, insert: str, rows: list[Row], batch: pa.RecordBatch) -> None:
-        """Insert them one by one: the server has taken back the statement, and will refuse the same row."""
+        """Insert the rows one by one to find the refused one; the server has undone the statement."""
         for index, literal, _ in rows:
             try:
                 self._session.execute(insert + literal)
@@ -99,7 +104,7 @@ class MySQLWriting(OpenTransaction):
 
 
 def _chunks(rows: Iterator[Row], most_bytes: int) -> Iterator[list[Row]]:
-    """Put rows together to statements of a size that the server takes; two bytes part one from the next."""
+    """Group rows into statements that the server accepts; two bytes separate one row from the next."""
     chunk: list[Row] = []
     size = 0
     for row in rows:
@@ -116,10 +121,10 @@ _LONGEST_NAME_BYTES = 64
 
 
 class MySQL(SqlServerSink):
-    """A table of InnoDB in a MySQL (8.0 or newer) or MariaDB (10.5 or newer) database.
+    """Writes to an InnoDB table of a MySQL (8.0 or newer) or MariaDB (10.5 or newer) database.
 
     `mode="append"` inserts, `mode="upsert"` replaces the row that has the same values in the columns `key`. Rows wait for
-    their commit `"prepared"` (the default of append) or `"staged"` (the only way to upsert). Names are taken letter by letter.
+    their commit `"prepared"` (the default of append) or `"staged"` (the only way to upsert). Names are used exactly as given.
     """
 
     writing = MySQLWriting
@@ -135,10 +140,10 @@ class MySQL(SqlServerSink):
         create: bool = False,
         lock_timeout: Duration = "30s",
     ) -> None:
-        way = checked_way(mode, key, transactions)
+        settings = checked_write_settings(mode, key, transactions)
         name = checked_identifier("table", table, longest_bytes=_LONGEST_NAME_BYTES)
         server = MySQLServer(address, checked_lock_timeout_s(lock_timeout))
-        super().__init__(server, MySQLTable(name, None, way.key), way, create=create)
+        super().__init__(server, MySQLTable(name, None, settings.key), settings, create=create)
 
 
 class MariaDB(MySQL):

@@ -1,9 +1,7 @@
-"""A MySQL or MariaDB server as the sink talks to it: its address without the secret, and sessions. Driver and executors.
+"""A MySQL or MariaDB server: address, sessions, errors and XA transactions. Driver and executors.
 
-What the numbers of errors of MySQL and MariaDB mean for a job. Driver and executors.
-
-A number that is in no list ends a job before it starts or in a task; at commit, where a checkpoint has promised the rows, it is
-tried again, because only what the table itself refuses will be refused for ever.
+An error number that is in no list below fails a job before it starts or in a task. At commit, where a checkpoint has promised the rows, it
+is retried, because only what the table itself refuses is refused for good.
 """
 
 from __future__ import annotations
@@ -40,20 +38,20 @@ REFUSED_ROWS = {1048, 1062, 1216, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411
 """NULL, duplicate, foreign key, out of range, too long, not a value of the type, a trigger's SIGNAL, JSON, CHECK."""
 _REFUSED_LOGIN = {1044, 1045, 1049, 1698}
 MAY_NOT_RECOVER = 1401
-"""What MySQL says to XA RECOVER of a user without XA_RECOVER_ADMIN."""
+"""The error of XA RECOVER for a user without XA_RECOVER_ADMIN."""
 _SERVER = {1021, 1024, 1026, 1030, 1037, 1038, 1041, 1053, 1077, 1114, 1135, 1290, 1836, 3168, 3170}
 """Disk, files, memory, threads, shutdown, read-only."""
 _CONNECTION = {0, 1040, 1047, 1129, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 1969, 3024, 4031, *range(2000, 3000)}  # fmt: skip
-"""Too many, lost, killed, a node of a cluster that is not ready, a statement that took too long."""
+"""Too many connections, a lost or killed one, a cluster node that is not ready, a statement that took too long."""
 _TRANSACTION = {1020, 1180, 1181, 1205, 1206, 1213, 1399, 1401, 1402, 1613, 1614, 1637, 1792, 3100, 3101}
 """Locks, conflicts, replication, an XA transaction that was rolled back before it was prepared."""
 _MAY_PASS = {*_SERVER, *_CONNECTION, *_TRANSACTION}
 _CONSTRAINTS = {1022, 1169, 1217, 1365, 1451, 1526, 1557, 1586, 1690, 1748, 1761, 1762, 3156}
-"""Duplicates and foreign keys by their other numbers, a value that no partition takes, a CHECK that cannot be computed."""
+"""Other numbers for duplicates and foreign keys, a value that fits no partition, a CHECK that cannot be evaluated."""
 _SCHEMA = {1051, 1054, 1064, 1072, 1091, 1109, 1118, 1136, 1146, 1305, 1347, 1356, 1442, 1471, 1906, 3105}
-"""No such table or column, a row that is too long, a trigger that is broken, a column that the server generates."""
+"""A missing table or column, a row that is too long, a broken trigger, a generated column."""
 _REFUSED_FOR_EVER = {*REFUSED_ROWS, *_CONSTRAINTS, *_SCHEMA}
-"""What repeating a commit cannot change."""
+"""Errors that a retried commit would raise again."""
 _DENIED = {1044, 1142}
 
 
@@ -63,12 +61,12 @@ def pymysql_module() -> Any:
 
 
 def code(error: Any) -> int:
-    """The number of an error; 0 when the connection was closed on this side."""
+    """Return the number of an error; 0 if the connection was closed on this side."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
 class MySQLErrors(DriverErrors):
-    """Those of PyMySQL, told apart by number."""
+    """Interprets the errors of PyMySQL by their numbers."""
 
     @override
     def all(self) -> type[Exception]:
@@ -109,7 +107,7 @@ _ATTACHED_PAUSE_S = 0.1
 
 
 class XATransactions(TwoPhase):
-    """See `TwoPhase`. The server has one list of names for all databases."""
+    """XA transactions. The server has one list of their names for all databases."""
 
     def __init__(self, session: SqlSession, database: str, shown: str) -> None:
         self._session = session
@@ -128,7 +126,7 @@ class XATransactions(TwoPhase):
 
     @override
     def settle(self, verb: str, transaction: SqlTransaction) -> bool:
-        """'Unknown' is also said while the session that prepared it has not ended, so the list is looked at."""
+        """Commit or roll back. The error 'unknown' also occurs until the session that prepared it ends, so the list is checked."""
         for _ in range(_ATTACHED_TRIES):
             try:
                 self._session.execute(f"XA {verb} {self._xid(transaction)}")
@@ -142,7 +140,7 @@ class XATransactions(TwoPhase):
             SYSTEM_CLOCK.sleep(_ATTACHED_PAUSE_S)
         raise UnavailableError(
             f"transaction {transaction.name} is prepared in {self._shown} but the session that prepared it has not ended "
-            f"after {duration(_ATTACHED_TRIES * _ATTACHED_PAUSE_S)}; if it stays so, end that session with KILL",
+            f"after {duration(_ATTACHED_TRIES * _ATTACHED_PAUSE_S)}; if this continues, end that session with KILL",
             transaction=transaction.name,
         )
 
@@ -159,7 +157,7 @@ class XATransactions(TwoPhase):
 
     @override
     def prepared(self, job: str, sink: str, *, needed: bool) -> set[str]:
-        """Who stages needs no right to list them: without it nothing was ever prepared."""
+        """List prepared transactions. A user that only stages rows needs no right to do so: it never prepared any."""
         try:
             return self._listed(job, sink)
         except pymysql_module().Error as error:
@@ -168,7 +166,7 @@ class XATransactions(TwoPhase):
             raise
 
     def _listed(self, job: str, sink: str) -> set[str]:
-        """The second halves of the names whose first half says job, sink and database."""
+        """Return the second parts of the names whose first part is that of this job, sink and database."""
         part = _global_part(job, sink, self._database).encode()
         found = set()
         for _, global_length, branch_length, data in self._session.execute("XA RECOVER"):
@@ -178,41 +176,41 @@ class XATransactions(TwoPhase):
         return found
 
     def _xid(self, transaction: SqlTransaction) -> str:
-        """The name of a prepared transaction in SQL: two parts of at most 64 bytes, of letters, digits and `-_:.`."""
+        """Return the name of a prepared transaction in SQL: two parts of at most 64 bytes, of letters, digits and `-_:.`."""
         part = _global_part(transaction.job, transaction.sink, self._database)
         return f"'{part}','{transaction.numbers}'"
 
 
 def session_lock(transaction: SqlTransaction, database: str) -> str:
-    """The name of the lock by which the session of an attempt is found."""
+    """Return the name of the lock that identifies the session of an attempt."""
     return f"penstock {owner_digest(transaction.job, transaction.sink, database)} {transaction.token}"
 
 
 def _global_part(job: str, sink: str, database: str) -> str:
-    """What the names of all prepared transactions of a job and sink in a database share, and no others."""
+    """Return the first part of the names of all prepared transactions of a job and sink in a database."""
     return f"{job[:_SHOWN_BYTES]}:{sink[:_SHOWN_BYTES]}:{owner_digest(job, sink, database)}"
 
 
 _DEFAULT_PORT = 3306
 _PARTITION = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
-"""A server that is cut off without a word is given up after a minute; the system's own limits are hours. Not all systems have all."""
+"""A connection to an unreachable server fails after a minute; the defaults of the system are hours. Not all systems have all options."""
 _HAS = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_notes = 1, time_zone = '+00:00', "
     "innodb_lock_wait_timeout = {lock_timeout_s:d}, lock_wait_timeout = {lock_timeout_s:d}"
 )
-"""The second is for locks of whole tables: an ALTER TABLE that waits for a prepared transaction holds up all that comes after it."""
+"""`lock_wait_timeout` is for locks of whole tables: an ALTER TABLE that waits for a prepared transaction blocks all later statements."""
 _NAME = "varchar(100) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
-"""Names of jobs and sinks are compared byte by byte, whatever collation the database has."""
+"""Names of jobs and sinks are compared byte by byte, whatever the collation of the database."""
 _OLDEST = {"MariaDB": (10, 5, 2), "MySQL": (8, 0, 0)}
-"""Before these, the end of a session rolled back what it had prepared, or XA was not safe in a crash."""
+"""In older versions the end of a session rolled back its prepared transaction, or XA did not survive a crash."""
 
 
 @cache
 def _connection_class() -> Any:
-    """PyMySQL's connection, with limits for a server that is silent from its first word on.
+    """Return PyMySQL's connection class, with timeouts that apply from the first packet on.
 
-    Where no certificate is asked for, PyMySQL would load all of the system's each time (30 ms of CPU).
+    If no certificate is checked, PyMySQL would still load all of the system's certificates each time (30 ms of CPU).
     """
 
     class Connection(pymysql_module().connections.Connection):  # type: ignore[misc]
@@ -231,7 +229,7 @@ def _connection_class() -> Any:
 
 @cache
 def _unverified() -> ssl.SSLContext:
-    """What PyMySQL makes when nothing is said: encrypted if the server can, and whoever the server is."""
+    """Return PyMySQL's default: encrypted if the server supports it, without a check of the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -239,7 +237,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 class MySQLSession(SqlSession):
-    """One connection of PyMySQL; statements go out as they are, so a `%` in a name is only a `%`."""
+    """One connection of PyMySQL. Statements are sent as they are, so a `%` in a name needs no escape."""
 
     mark = "?"
     quote = "`"
@@ -257,18 +255,18 @@ class MySQLSession(SqlSession):
         self._connection = connection
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement, with a literal for each `?`; returns the rows of its answer."""
+        """Run a statement, with a literal for each `?`; returns its result rows."""
         with self._connection.cursor() as cursor:
             cursor.execute(self._filled(statement, values))
             return list(cursor.fetchall())
 
     def change(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement; returns how many rows it has changed."""
+        """Run a statement; returns the number of changed rows."""
         with self._connection.cursor() as cursor:
             return int(cursor.execute(self._filled(statement, values)))
 
     def notes(self, statement: str) -> list[tuple[str, int, str]]:
-        """Run a statement; returns what the server remarks on it, most often nothing: level, number and text."""
+        """Run a statement; returns the server's warnings: level, number and text."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
             if not cursor.warning_count:
@@ -277,20 +275,20 @@ class MySQLSession(SqlSession):
             return list(cursor.fetchall())
 
     def has(self, schema: str | None, table: str) -> bool:  # noqa: ARG002 - there are no schemas
-        """Tell whether a table is there."""
+        """Return whether a table exists in the database."""
         return bool(self.execute(_HAS, [table]))
 
     def create(self, statement: str) -> None:
-        """Make a table."""
+        """Create a table; the server handles concurrent creation."""
         self.execute(statement)
 
     def literal(self, value: Any) -> str:
-        """Write a value for SQL."""
+        """Return a value as an SQL literal."""
         return str(self._connection.escape(value))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make everything that is done inside visible at once, or nothing of it."""
+        """Open a transaction: all changes become visible together, or none."""
         self._connection.begin()
         try:
             yield
@@ -300,7 +298,7 @@ class MySQLSession(SqlSession):
             raise
 
     def close(self) -> None:
-        """Leave; the server rolls back what is open."""
+        """Close the connection; the server rolls back an open transaction."""
         if self._connection.open:
             self._connection.close()
 
@@ -317,7 +315,7 @@ class MySQLSession(SqlSession):
 
 
 class MySQLServer(SqlServer):
-    """See `SqlServer`; the address is a URL."""
+    """A MySQL or MariaDB server; the address is a URL."""
 
     called = "the server"
     errors = MySQLErrors()
@@ -336,7 +334,7 @@ class MySQLServer(SqlServer):
 
     @override
     def connect(self, writer: SqlTransaction | None = None) -> MySQLSession:
-        """A writer is found by the lock that it holds."""
+        """Open a session. A writer holds a lock by which it can be found."""
         connection = _connection_class()(
             **_parts(self.address), charset="utf8mb4", autocommit=True, connect_timeout=self.connect_timeout_s
         )
@@ -352,7 +350,7 @@ class MySQLServer(SqlServer):
         return XATransactions(session, self.database, str(self))
 
     def check(self, session: SqlSession, *, prepared: bool) -> None:
-        """Refuse a server that is too old, and a user who may not list what is prepared: better now than in recovery."""
+        """Refuse a server that is too old, and a user that may not list prepared transactions, which recovery needs."""
         _check_version(session)
         if not prepared:
             return
@@ -369,7 +367,7 @@ class MySQLServer(SqlServer):
 
 
 def server_kind(session: SqlSession) -> str:
-    """Which of the two servers it is."""
+    """Return whether the server is 'MySQL' or 'MariaDB'."""
     return _kind_and_version(session)[0]
 
 
@@ -383,14 +381,14 @@ def _check_version(session: SqlSession) -> None:
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
     if numbers is not None and tuple(map(int, numbers.groups())) < _OLDEST[kind]:
         raise ConfigError(
-            f"{kind} {text} is too old: {'.'.join(map(str, _OLDEST[kind]))} is the first whose prepared transactions outlive "
-            "their session and a crash",
+            f"{kind} {text} is too old: {'.'.join(map(str, _OLDEST[kind]))} is the first version whose prepared transactions outlive "
+            "their session and a crash; use a newer server",
             version=text,
         )
 
 
 def _parts(address: object) -> dict[str, Any]:
-    """Take an address apart; what is wrong with it is said without it, because it may hold a password."""
+    """Parse an address; the error for an invalid one does not quote it, because it may hold a password."""
     try:
         return _read_url(address if isinstance(address, str) else "")
     except ValueError:

@@ -36,15 +36,15 @@ _TIMES = {"datetime", "timestamp", "time"}
 _MOST_DIGITS = 6
 _KEY_TYPES = {"longtext": "varchar(255)", "longblob": "varbinary(255)"}
 _EXACT_COLLATION = {"MariaDB": "utf8mb4_nopad_bin", "MySQL": "utf8mb4_0900_bin"}
-"""Of keys in tables that the sink makes: by default 'a', 'A' and 'a ' would be one key."""
+"""The collation of keys in tables that the sink creates; by default 'a', 'A' and 'a ' would be equal."""
 
 
 @dataclass(frozen=True)
 class MySQLColumn(Column):
-    """See `Column`."""
+    """A column of MySQL or MariaDB."""
 
     granted: str
-    """What this user may do with it, in small letters."""
+    """The rights of this user on it, in lower case."""
 
     @override
     def fits(self, data_type: pa.DataType) -> bool:
@@ -68,7 +68,7 @@ class MySQLColumn(Column):
 
 
 class MySQLTable(TargetTable):
-    """See `TargetTable`."""
+    """A table of InnoDB."""
 
     server = "MySQL or MariaDB"
     quote = "`"
@@ -85,7 +85,7 @@ class MySQLTable(TargetTable):
 
     @override
     def declared_type(self, session: SqlSession, field: pa.Field) -> str:
-        """An index takes no texts without a limit."""
+        """Return the type for CREATE TABLE; an index needs texts of limited length."""
         name = self.type_name(field.type)
         declared = _KEY_TYPES.get(name, name) if self.is_key(field.name) else name
         collation = f" COLLATE {_EXACT_COLLATION[server_kind(session)]}"
@@ -102,7 +102,7 @@ class MySQLTable(TargetTable):
 
     @override
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """A row that is met again is changed again."""
+        """Insert the rows in order; a later row with the same key updates the earlier one."""
         others = [self.column(name) for name in columns if not self.is_key(name)]
         kept = f"{self.quoted}.{self.column(self.key[0])}"
         changes = [f"{name} = VALUES({name})" for name in others] or [f"{kept} = {kept}"]
@@ -115,7 +115,7 @@ class MySQLTable(TargetTable):
         for kind, engine in found:
             if kind != "BASE TABLE" or str(engine).lower() != "innodb":
                 raise ConfigError(
-                    f"{self.quoted} is a {kind} of the engine {engine}; only tables of InnoDB have transactions; run ALTER TABLE "
+                    f"{self.quoted} is a {kind} of the engine {engine}; only InnoDB tables have transactions; run ALTER TABLE "
                     f"{self.quoted} ENGINE = InnoDB, or name another table",
                     table=self.name,
                     engine=engine,
@@ -150,7 +150,7 @@ class MySQLTable(TargetTable):
         return indexes
 
     def check_unique(self, indexes: Mapping[str, set[str]]) -> None:
-        """ON DUPLICATE KEY takes any unique index for the key, so there may be no other."""
+        """Refuse other unique indexes, because ON DUPLICATE KEY applies to any of them."""
         super().check_unique(indexes)
         key = {name.lower() for name in self.key}
         others = sorted(index for index, columns in indexes.items() if columns != key)
@@ -164,14 +164,14 @@ class MySQLTable(TargetTable):
 
     @override
     def checks(self, session: SqlSession, columns: Sequence[str]) -> Iterator[str]:
-        """Neither server says what columns a check needs, so it is tried."""
+        """Yield the CHECKs that need only these columns. Neither server lists the columns of a check, so each is tried."""
         written = f"SELECT {self.listed(columns)} FROM {self.quoted}"  # noqa: S608 - quoted
         kind = server_kind(session)
         for name, clause in session.execute(_CHECKS[kind], [self.name]):
             try:
                 session.execute(f"SELECT 1 FROM ({written} LIMIT 0) AS written WHERE {clause}")  # noqa: S608 - the server's own
             except pymysql_module().Error:
-                continue  # it is made at commit
+                continue  # it is checked at commit
             named = (
                 f"CONSTRAINT {self.column(name)} " if kind == "MariaDB" else ""
             )  # MySQL: one name a database

@@ -1,16 +1,16 @@
-"""Arrow columns as MySQL and MariaDB read them: texts and numbers of an INSERT. Executors; the types also on the driver.
+"""Arrow columns as literals of an INSERT for MySQL and MariaDB. Executors; types also on the driver.
 
-A time with a zone is written in UTC, as is the session; nested values are JSON. The servers hold neither NaN nor infinity:
+A time with a zone is written in UTC, the zone of the session; nested values are JSON. The servers store neither NaN nor infinity:
 a row with one is refused.
 
-Values that MySQL and MariaDB would change without a word, found before they are sent. Executors.
+Values that MySQL and MariaDB would silently change are refused before they are sent:
 
-    enum        a text that is no member but a number chooses the member at that place; case is bent to that of the member
+    enum        a text that is a number but not a member selects the member at that position; case is changed to that of the member
     set         the same; members are put in order
     char        spaces at the end are dropped
     binary(n)   shorter values are filled with zero bytes
 
-Other changes, such as spaces beyond a varchar(n), are told in a note of the server, see `writing`.
+For other changes, such as spaces beyond a varchar(n), the server sends a note, see `MySQLWriting`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TYPES = {
 
 
 def type_for(data_type: pa.DataType) -> SqlType | None:
-    """Say what a column becomes; None if there is nothing for it. Nulls fit everywhere."""
+    """Return the type for a column; None if there is none. Nulls fit everywhere."""
     if pa.types.is_dictionary(data_type):
         return type_for(data_type.value_type)
     if pa.types.is_decimal(data_type):
@@ -67,7 +67,7 @@ def type_for(data_type: pa.DataType) -> SqlType | None:
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Give the rows of a batch as values that have a literal in SQL."""
+    """Return the rows of a batch as values that have a literal in SQL."""
     columns = converted(batch, _CONVERSIONS, "the server")
     return zip(
         *(_values(name, column, batch) for name, column in zip(batch.schema.names, columns, strict=True)),
@@ -84,11 +84,11 @@ def _values(name: str, column: pa.Array, batch: pa.RecordBatch) -> list[Any]:
 
 
 def _no_text(field: pa.Field, batch: pa.RecordBatch) -> BadRecordError:
-    """Name the row with a text that is no UTF-8: Spark takes any bytes for one in `CAST(binary AS STRING)`."""
+    """The error for a text that is not UTF-8, with its row. Spark accepts any bytes in `CAST(binary AS STRING)`."""
     rows = (row_at(batch, index) for index in range(batch.num_rows))
     row = next(row for row in rows if isinstance(row[field.name], bytes))
     return BadRecordError(
-        f"column {field.name!r} of type {spark_type(field.type)} holds bytes that are no UTF-8; the row is {shown_row(row)}; filter or "
+        f"column {field.name!r} of type {spark_type(field.type)} holds bytes that are not UTF-8; the row is {shown_row(row)}; filter or "
         "repair such rows before write_to, or keep the column binary",
         column=field.name,
         row=row,
@@ -97,12 +97,12 @@ def _no_text(field: pa.Field, batch: pa.RecordBatch) -> BadRecordError:
 
 def _finite(column: pa.Array) -> pa.Array:
     if not pc.all(pc.is_finite(column.cast(pa.float64())), min_count=0).as_py():
-        raise BadRecordError("NaN or infinity, which MySQL and MariaDB do not have; filter or replace it")
+        raise BadRecordError("MySQL and MariaDB have neither NaN nor infinity")
     return column
 
 
 def _local_texts(column: pa.Array) -> pa.Array:
-    """Times without their zone, which is UTC in the session."""
+    """Format times without their zone; the session uses UTC."""
     return timestamp_texts(column.view(pa.timestamp(column.type.unit)))
 
 
@@ -124,7 +124,7 @@ _ESCAPED = {"0": "\0", "n": "\n", "r": "\r"}
 
 
 def changed_values(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[Change]:
-    """Which values would not come back as they are."""
+    """Yield the values that the server would change."""
     for values, column in zip(batch.columns, columns, strict=True):
         texts = plain_texts(values) if column.type in {"char", "enum", "set"} else None
         if column.type == "binary":
@@ -138,11 +138,11 @@ def changed_values(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator
                 f"{column.declared} does not keep spaces at the end of a text",
             )
         elif texts is not None:
-            yield column.name, _strangers(texts, column), f"no value of {column.declared}, letter by letter"
+            yield column.name, _strangers(texts, column), f"not exactly a value of {column.declared}"
 
 
 def members(declared: str) -> list[str]:
-    """The members of an enum or a set, from its declaration in the catalog."""
+    """Return the members of an enum or a set, from its declaration in the catalogue."""
     return [_ESCAPES.sub(_plain, found) for found in _MEMBER.findall(declared)]
 
 
@@ -158,7 +158,7 @@ def _strangers(texts: pa.Array, column: Column) -> pa.Array:
 
 
 def _is_value(text: str, known: Sequence[str], kind: str) -> bool:
-    """Of a set: some members, in the order of the declaration, each once."""
+    """Return whether a text is a member of an enum, or a value of a set: members in the order of the declaration, each once."""
     if kind == "enum" or not text:
         return text in known or (kind == "set" and not text)
     chosen = set(text.split(","))

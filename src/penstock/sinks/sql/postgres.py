@@ -1,15 +1,14 @@
 """The sink `Postgres`: rows in a table of a PostgreSQL server. Written in tasks, committed on the driver.
 
-Values that PostgreSQL would change without a word or refuse too late, found while the job can go back. Executors.
+Values that PostgreSQL would silently change or refuse too late are refused in the task, while the job can still go back:
 
     varchar(n)      spaces beyond n are dropped
-    char(n)         spaces at the end mean nothing: 'a' and 'a ' are one value, and one key
+    char(n)         trailing spaces are ignored: 'a' and 'a ' are one value, and one key
 
-What a column would change by its type alone (`name`, `"char"`, too small a scale) is refused before the job starts, see `table`.
+Columns whose type alone would change values (`name`, `"char"`, too small a scale) are refused before the job starts, see `postgres_table`.
 
-Also staged rows that no index of the target would take. A B-tree takes 2,704 bytes of a row, and what is longer fails when the rows are
-moved: for its content alone, and for good. The server compresses long values first, so it is asked; but only where a batch has
-values that are long.
+Staged rows that are too long for an index of the target are refused, too. A B-tree accepts 2,704 bytes of a row, and a longer one would
+fail at every commit. The server compresses long values first, so it computes the size, but only if a batch has long values.
 """
 
 from __future__ import annotations
@@ -29,18 +28,23 @@ from penstock.sinks.sql.postgres_server import PostgresServer, refused_row
 from penstock.sinks.sql.postgres_table import PostgresColumn, PostgresTable, locked
 from penstock.sinks.sql.postgres_values import binary_rows, csv_rows
 from penstock.sinks.sql.server import SqlSession, checked_lock_timeout_s
-from penstock.sinks.sql.sink import OpenTransaction, SqlServerSink, checked_identifier, checked_way
+from penstock.sinks.sql.server_sink import (
+    OpenTransaction,
+    SqlServerSink,
+    checked_identifier,
+    checked_write_settings,
+)
 from penstock.sinks.sql.table import STAGED_KEY
 from penstock.sinks.sql.values import is_bytes, is_text, plain_texts
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 
 LONGEST_BYTES = 2_704
 _OTHERS_BYTES = 8
-"""Of the head of an index row, and more than any value of fixed length, or what aligns one, takes in it."""
+"""The header of an index row; also more than any value of fixed length takes with its alignment."""
 
 
 def changed_values(batch: pa.RecordBatch, columns: Sequence[PostgresColumn]) -> Iterator[Change]:
-    """Which values would not come back as they are."""
+    """Yield the values that the server would change."""
     for values, column in zip(batch.columns, columns, strict=True):
         texts = plain_texts(values) if column.type in {"varchar", "bpchar"} else None
         if texts is None:
@@ -61,7 +65,7 @@ def changed_values(batch: pa.RecordBatch, columns: Sequence[PostgresColumn]) -> 
 
 
 def has_long_values(batch: pa.RecordBatch, index: Sequence[str]) -> bool:
-    """Tell whether some row may be too long for the index, before it is compressed."""
+    """Return whether some row may be too long for the index before compression."""
     lengths = [
         pc.fill_null(pc.binary_length(batch.column(name).cast(pa.large_binary())), 0)
         for name in index
@@ -75,7 +79,7 @@ def has_long_values(batch: pa.RecordBatch, index: Sequence[str]) -> bool:
 def first_too_long(
     session: SqlSession, staged: str, index: Sequence[str], transaction: int, first_row: int
 ) -> int | None:
-    """The number of the first staged row that the index would refuse."""
+    """Return the number of the first staged row that the index would refuse."""
     sizes = " + ".join(f"coalesce(pg_column_size({quoted_name(name)}), 0)" for name in index).replace(
         "%", "%%"
     )
@@ -89,7 +93,7 @@ def first_too_long(
 
 
 class PostgresWriting(OpenTransaction):
-    """See `OpenTransaction`."""
+    """Sends rows to PostgreSQL with COPY."""
 
     _session: Any
 
@@ -121,19 +125,19 @@ class PostgresWriting(OpenTransaction):
             self._refuse_too_long(batch, into, self._number)
 
     def _know_the_columns(self, schema: pa.Schema) -> None:
-        """Before the first rows: binary values of a type that ALTER TABLE has replaced since the job began would be read as others."""
+        """Read the declared types again before the first rows: after an ALTER TABLE, binary values of the old type would be misread."""
         if self._number is None and self.rows == 0:
             with self._server.task_errors(self._layout.name):
                 self._layout = locked(self._layout, self._session, schema)
 
     def _refuse_too_long(self, batch: pa.RecordBatch, staged: str, number: int) -> None:
-        """Prepared rows have met the indexes already; staged ones would meet them at commit."""
+        """Refuse staged rows that an index would refuse at commit; prepared rows have already passed the indexes."""
         for index in self._layout.indexed:
             if has_long_values(batch, index):
                 with self._server.task_errors(self._layout.name):
                     found = first_too_long(self._session, staged, index, number, self.rows)
                 if found is not None:
-                    why = f"the values of {list(index)} are too long for the index on them, which takes {LONGEST_BYTES:,} bytes"
+                    why = f"the values of {list(index)} are too long for the index on them, which accepts {LONGEST_BYTES:,} bytes"
                     raise bad_record(self._layout.name, why, row_at(batch, found - self.rows))
 
     def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,10 +156,10 @@ _LONGEST_NAME_BYTES = 63
 
 
 class Postgres(SqlServerSink):
-    """A table of a PostgreSQL database, 12 or newer.
+    """Writes to a table of a PostgreSQL database, 12 or newer.
 
     `mode="append"` inserts, `mode="upsert"` replaces the row that has the same values in the columns `key`. Rows wait for
-    their commit `"prepared"` (the default of append) or `"staged"` (the only way to upsert). Names are taken letter by letter.
+    their commit `"prepared"` (the default of append) or `"staged"` (the only way to upsert). Names are used exactly as given.
     """
 
     writing = PostgresWriting
@@ -172,9 +176,9 @@ class Postgres(SqlServerSink):
         create: bool = False,
         lock_timeout: Duration = "30s",
     ) -> None:
-        way = checked_way(mode, key, transactions)
+        settings = checked_write_settings(mode, key, transactions)
         if schema is not None:
             checked_identifier("schema", schema, longest_bytes=_LONGEST_NAME_BYTES)
         name = checked_identifier("table", table, longest_bytes=_LONGEST_NAME_BYTES)
         server = PostgresServer(address, checked_lock_timeout_s(lock_timeout))
-        super().__init__(server, PostgresTable(name, schema, way.key), way, create=create)
+        super().__init__(server, PostgresTable(name, schema, settings.key), settings, create=create)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server as the sink talks to it: its address without the secret, and sessions. Driver and executors."""
+"""A PostgreSQL server: address, sessions, errors and prepared transactions. Driver and executors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REFUSES_ROWS = ("22", "23", "P0")
 _TOO_LONG = "54000"
 """A row that is too long for an index, or for a page."""
 _COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
-"""Where COPY was; the functions of triggers, which the context names before it, have lines too."""
+"""The line of COPY in the context of an error; functions of triggers, which come before it, have lines, too."""
 _BUSY_SERVER = ("starting up", "shutting down", "too many", "connection slots", "recovery")
 
 
@@ -41,7 +41,7 @@ def psycopg_module() -> Any:
 
 
 class PostgresErrors(DriverErrors):
-    """Those of psycopg, told apart by SQLSTATE."""
+    """Interprets the errors of psycopg by their SQLSTATE."""
 
     @override
     def all(self) -> type[Exception]:
@@ -50,7 +50,7 @@ class PostgresErrors(DriverErrors):
 
     @override
     def meaning(self, error: Any) -> Meaning:
-        """One without a state is about the connection."""
+        """Return the meaning of an error; one without a SQLSTATE is about the connection."""
         state = error.sqlstate
         if state is None:
             refused = "FATAL" in str(error) and not any(words in str(error) for words in _BUSY_SERVER)
@@ -75,7 +75,7 @@ class PostgresErrors(DriverErrors):
 
 
 def refused_row(error: Any, batch: pa.RecordBatch, *, as_text: bool) -> dict[str, Any] | None:
-    """Find the row that COPY was at. In CSV it counts lines, and a value may hold some (of the first row, carriage returns)."""
+    """Return the row that COPY was reading. In CSV it counts lines, and values may hold line ends (in the first row, carriage returns)."""
     found = _COPY_LINE.findall(error.diag.context or "")
     if not found:
         return None
@@ -94,7 +94,7 @@ def refused_row(error: Any, batch: pa.RecordBatch, *, as_text: bool) -> dict[str
 
 
 def _ends(value: str | bytes | None, end: str) -> int:
-    """How often a text holds this end of a line; it is bytes if it is no UTF-8."""
+    """Count the line ends in a text, which is bytes if it is not UTF-8."""
     if isinstance(value, bytes):
         return value.count(end.encode())
     return 0 if value is None else value.count(end)
@@ -109,7 +109,7 @@ _END_SESSIONS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE 
 
 
 class PreparedTransactions(TwoPhase):
-    """See `TwoPhase`."""
+    """Transactions that are prepared with PREPARE TRANSACTION."""
 
     def __init__(self, session: SqlSession) -> None:
         self._session = session
@@ -141,28 +141,28 @@ class PreparedTransactions(TwoPhase):
 
 
 def session_name(transaction: SqlTransaction) -> str:
-    """What `pg_stat_activity` shows; no two transactions have the same first 34 characters."""
+    """Return the session's name in `pg_stat_activity`; its first 34 characters are unique."""
     digest = owner_digest(transaction.job, transaction.sink)
     return f"penstock {digest} {transaction.token} {transaction.job}"[:63]
 
 
 def _id_prefix(job: str, sink: str) -> str:
-    """The beginning that the names of all prepared transactions of a job and sink have, and no others."""
+    """Return the prefix of the names of all prepared transactions of a job and sink."""
     return f"penstock:{job[:_SHOWN_BYTES]}:{sink[:_SHOWN_BYTES]}:{owner_digest(job, sink)}:"
 
 
 def _global_id(transaction: SqlTransaction) -> str:
-    """The name of a prepared transaction: letters, digits and `-_:.`, less than 200 bytes."""
+    """Return the name of a prepared transaction: letters, digits and `-_:.`, less than 200 bytes."""
     return _id_prefix(transaction.job, transaction.sink) + transaction.numbers
 
 
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""A server that is cut off without a word is given up after a minute; the system's own limits are hours."""
+"""A connection to an unreachable server fails after a minute; the defaults of the system are hours."""
 _SILENCE_S = 30
 
 
 class PostgresSession(SqlSession):
-    """One connection of psycopg."""
+    """One connection of psycopg, in autocommit mode."""
 
     mark = "%s"
     quote = '"'
@@ -176,42 +176,42 @@ class PostgresSession(SqlSession):
         self.connection = connection
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement, or several without values; returns the rows of the last answer."""
+        """Run a statement, or several without values; returns the result rows of the last one."""
         answer = self.connection.execute(statement, values or None)
         while answer.nextset():
             pass
         return [] if answer.description is None else list(answer.fetchall())
 
     def change(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement; returns how many rows it has changed."""
+        """Run a statement; returns the number of changed rows."""
         return int(self.connection.execute(statement, values or None).rowcount)
 
     def has(self, schema: str | None, table: str) -> bool:
-        """Tell whether a table is there; without a schema, where the server would look for it."""
+        """Return whether a table exists; without a schema, on the search path."""
         return bool(self.execute("SELECT 1 WHERE to_regclass(%s) IS NOT NULL", [self.quoted(schema, table)]))
 
     def literal(self, value: str) -> str:
-        """Write a value for SQL, where several statements go out at once."""
+        """Return a value as an SQL literal, for several statements in one call."""
         return str(psycopg_module().sql.Literal(value).as_string(self.connection))
 
     def create(self, statement: str) -> None:
-        """Make a table; two sessions at once would meet in the catalogue."""
+        """Create a table, under a lock, because two sessions would collide in the catalogue."""
         with self.transaction():
             self.execute("SELECT pg_advisory_xact_lock(hashtext('penstock'))")
             self.execute(statement)
 
     def transaction(self) -> AbstractContextManager[object]:
-        """Make everything that is done inside visible at once, or nothing of it."""
+        """Open a transaction: all changes become visible together, or none."""
         made: AbstractContextManager[object] = self.connection.transaction()
         return made
 
     def close(self) -> None:
-        """Leave; the server rolls back what is open."""
+        """Close the connection; the server rolls back an open transaction."""
         self.connection.close()
 
 
 class PostgresServer(SqlServer):
-    """See `SqlServer`; the address is one of libpq."""
+    """A PostgreSQL server; the address is a connection string of libpq."""
 
     called = "PostgreSQL"
     errors = PostgresErrors()
@@ -222,7 +222,7 @@ class PostgresServer(SqlServer):
 
     @override
     def connect(self, writer: SqlTransaction | None = None) -> PostgresSession:
-        """Settings in the address count for more than those here."""
+        """Open a session. Settings in the address override the defaults here."""
         psycopg = psycopg_module()
         given = psycopg.conninfo.conninfo_to_dict(self.address)
         defaults = {
@@ -250,7 +250,7 @@ class PostgresServer(SqlServer):
         return PreparedTransactions(session)
 
     def check(self, session: SqlSession, *, prepared: bool) -> None:
-        """Refuse a server that prepares nothing, which is how a fresh one is set."""
+        """Refuse a server that allows no prepared transactions, which is PostgreSQL's default."""
         if not prepared:
             return
         allowed = int(session.execute("SHOW max_prepared_transactions")[0][0])
@@ -264,12 +264,12 @@ class PostgresServer(SqlServer):
             )
 
     def _unread_ms(self) -> int:
-        """How long sent rows may stay unread: a COPY that waits for a lock reads nothing meanwhile."""
+        """Return how long sent rows may stay unread: a COPY that waits for a lock reads nothing."""
         return round((_SILENCE_S + max(_SILENCE_S, self.lock_timeout_s)) * 1000)
 
 
 def _without_secrets(address: object) -> str:
-    """Write an address as `user@host:port/database`; libpq's own message about a bad one may quote the password."""
+    """Return an address as `user@host:port/database`; libpq's own message about an invalid one may quote the password."""
     psycopg = psycopg_module()
     if not isinstance(address, str):
         raise ConfigError(
@@ -279,7 +279,7 @@ def _without_secrets(address: object) -> str:
         parts = psycopg.conninfo.conninfo_to_dict(address)
         ports = str(parts.get("port") or "0").split(",")
         if "@" in f"{parts.get('host')}{parts.get('dbname')}" or not all(port.isdecimal() for port in ports):
-            raise psycopg.ProgrammingError  # a password that was not encoded, taken for something else
+            raise psycopg.ProgrammingError  # a password that was not percent-encoded and was read as another part
     except psycopg.Error:
         raise ConfigError(
             "the address cannot be read; write postgresql://user:password@host:5432/database, with special characters of the "

@@ -26,7 +26,7 @@ _BELOW = """CROSS JOIN LATERAL (WITH RECURSIVE chain(oid, typmod) AS (SELECT a.a
 """The type below a domain, or below a domain of domains."""
 _KEEPS_TEXTS = """t.typname NOT IN ('name', 'char') AND t.typcategory <> 'C' AND (t.typcategory <> 'A' OR below.typmod < 0 AND
     EXISTS (SELECT FROM pg_type e WHERE e.oid = t.typelem AND e.typtype NOT IN ('c', 'd') AND e.typname NOT IN ('name', 'char')))"""
-"""`name` keeps 63 bytes of a text and "char" keeps one; in arrays and rows lengths and scales cut without a word."""
+"""`name` keeps 63 bytes of a text and "char" keeps one; in arrays and rows, lengths and scales truncate silently."""
 _COLUMNS = f"""SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, a.attnotnull,
     a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a',
     (SELECT quote_ident(n.nspname) || '.' || quote_ident(l.collname) FROM pg_collation l
@@ -50,7 +50,7 @@ _CHECKS = """SELECT c.conname, pg_get_constraintdef(c.oid), array(SELECT a.attna
     WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)) FROM pg_constraint c
     WHERE c.conrelid = to_regclass(%s) AND c.contype = 'c' ORDER BY 1"""
 _NOT_FROM_TEXT = {"N", "B", "D", "T"}
-"""Categories of types (number, boolean, date and time, span of time) that a column of texts does not belong into."""
+"""Categories of types (number, boolean, date and time, interval) that a column of text does not fit."""
 _STAGED_COLUMNS = """SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 2 AND NOT attisdropped
     ORDER BY attnum"""
 _MOST_DIGITS = 6
@@ -65,7 +65,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class PostgresColumn(Column):
-    """See `Column`; a domain counts as the type below it. `collation` only if it is not that of the type."""
+    """A column of PostgreSQL. A domain counts as the type below it; `collation` is None if it is that of the type."""
 
     category: str
     below: str
@@ -87,7 +87,7 @@ class PostgresColumn(Column):
 
     @property
     def kept_digits(self) -> int:
-        """How many digits below a second a column of times keeps; -1 if not even all seconds."""
+        """The number of digits below a second that a column of times keeps; -1 if it does not keep seconds."""
         if self.type == "interval" and " " in self.below and "second" not in self.below:
             return -1
         found = re.search(r"\((\d)\)", self.below)
@@ -95,13 +95,13 @@ class PostgresColumn(Column):
 
     @property
     def longest(self) -> int | None:
-        """How many characters a column of texts takes; None if there is no limit."""
+        """The maximum number of characters in a column of text; None if there is no limit."""
         found = re.search(r"\((\d+)\)", self.below) if self.type in {"varchar", "bpchar"} else None
         return int(found[1]) if found else None
 
 
 class PostgresTable(TargetTable):
-    """See `TargetTable`."""
+    """A table of PostgreSQL."""
 
     server = "PostgreSQL"
     unique_index_must = ", not deferrable"
@@ -116,7 +116,7 @@ class PostgresTable(TargetTable):
 
     @override
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """No row may be met twice."""
+        """Insert only the last row of each key, because ON CONFLICT cannot update a row twice."""
         changes = [
             f"{self.column(name)} = excluded.{self.column(name)}" for name in columns if not self.is_key(name)
         ]
@@ -146,11 +146,11 @@ class PostgresTable(TargetTable):
         return bool(found)
 
     def name_hint(self) -> str:
-        """A name is not taken apart."""
+        """Return a hint if the name looks like schema.table, because names are not split."""
         schema, dot, name = self.name.partition(".")
         if not dot:
             return ""
-        return f" (names are taken as they are: did you mean schema={schema!r}, table={name!r}?)"
+        return f" (names are used exactly as given: did you mean schema={schema!r}, table={name!r}?)"
 
     @override
     def found_schema(self, session: SqlSession) -> str:
@@ -184,14 +184,14 @@ class PostgresTable(TargetTable):
         ]
 
     def indexed(self, session: SqlSession, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
-        """Of each B-tree."""
+        """Yield the written columns of each B-tree."""
         written = set(columns)
         for (names,) in session.execute(_INDEXED, [self.quoted]):
             yield tuple(filter(written.__contains__, names))
 
 
 def locked(layout: Layout, session: PostgresSession, schema: pa.Schema) -> Layout:
-    """How the columns are declared now, and until the open transaction ends; a table that no longer fits is refused."""
+    """Lock the table until the open transaction ends and return its current layout; refuse a table that no longer fits."""
     now = set(session.execute(_NOW.format(table=layout.name, name=session.literal(layout.name))))
     if {(column.name, column.declared, column.type) for column in layout.columns} <= now:
         return layout

@@ -1,13 +1,12 @@
-"""Arrow columns as PostgreSQL reads them: the rows of a COPY in CSV. Executors; the types also on the driver.
+"""Arrow columns as rows of a COPY for PostgreSQL, in CSV or in the binary format. Executors; types also on the driver.
 
-Arrow's writer quotes every text and leaves a null empty, which is how COPY tells '' from NULL. Nested values are JSON;
-times with a zone are written in UTC; digits below a microsecond are rounded by the server.
+In CSV, Arrow's writer quotes every text and leaves a null empty, which is how COPY distinguishes '' from NULL. Nested values are JSON;
+times with a zone are written in UTC; the server rounds digits below a microsecond.
 
-Arrow columns as a COPY in PostgreSQL's binary format: the server has no text to parse, and no value is formatted. Executors.
-
-A row is the number of its fields, and each field its length (-1 for NULL) and its bytes. Fixed columns without nulls, and the
-lengths before all others, are laid out with NumPy; Arrow joins these pieces with the texts. What has no simple
-binary form (decimals, uuid, enumerations, ...) or does not fit the column goes as CSV instead, where the server says what is wrong.
+In the binary format, no value is formatted and the server has no text to parse. A row is the number of its fields, and each field
+its length (-1 for NULL) and its bytes. Fixed columns without nulls, and the lengths before all others, are laid out with NumPy; Arrow
+joins these pieces with the texts. What has no simple binary form (decimals, uuid, enumerations, ...) or does not fit the column is sent
+as CSV, and the server reports what is wrong.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ TYPES = {
     ValueKind.NULL: sql_type("text"),
     ValueKind.TEXT: sql_type("text"),
 }
-"""What a column becomes. Nulls fit everywhere; text fits whatever the server reads from it, but numbers, booleans, times and bytes."""
+"""The type for each kind. Nulls fit everywhere; text fits every type except numbers, booleans, times and bytes."""
 
 
 def csv_rows(batch: pa.RecordBatch) -> bytes:
-    """Write the rows of a batch for COPY."""
+    """Return the rows of a batch as CSV for COPY."""
     columns = list(converted(batch, _CONVERSIONS, "PostgreSQL"))
     text = io.BytesIO()
     names = [str(index) for index in range(len(columns))]
@@ -65,7 +64,7 @@ def _hexadecimal(column: pa.Array) -> pa.Array:
 
 
 def _microseconds(column: pa.Array) -> pa.Array:
-    """An interval in one unit: the server's ISO 8601 reader refuses what others write for negative spans."""
+    """Format intervals in microseconds: the server does not read negative ones in ISO 8601."""
     numbers = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.string())
     return pc.binary_join_element_wise(numbers, "microseconds", " ")
 
@@ -82,11 +81,11 @@ _CONVERSIONS: Conversions = {
     ValueKind.NULL: as_text,
     ValueKind.SINGLE: lambda column: column.cast(pa.float32()),
 }
-"""What CSV cannot carry as it is; numbers, booleans and texts it can."""
+"""Conversions for CSV; numbers, booleans and texts need none."""
 
 
 Bytes = npt.NDArray[np.uint8]
-"""A matrix: one line a row."""
+"""A matrix with one line per row."""
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 _EPOCH_DAYS = 10_957
@@ -96,7 +95,7 @@ _JOINED = pa.large_binary()
 
 
 def binary_rows(batch: pa.RecordBatch, declared: Sequence[str]) -> bytes | None:
-    """Write the rows of a batch for columns of these types of the server; None if CSV has to do it."""
+    """Return the rows of a batch for columns of these types in the binary format; None if they must be sent as CSV."""
     try:
         fields = [_encoded(column, name) for column, name in zip(batch.columns, declared, strict=True)]
     except (pa.ArrowException, BadRecordError, OverflowError):
@@ -110,7 +109,7 @@ def binary_rows(batch: pa.RecordBatch, declared: Sequence[str]) -> bytes | None:
 
 
 def _pieces(fields: Sequence[Any], rows: int) -> list[pa.Array]:
-    """What follows each other in a row: fixed bytes, then a field of varying length, and so on."""
+    """Return the pieces of a row in order: fixed bytes, then a field of varying length, and so on."""
     pieces: list[pa.Array] = []
     fixed = [_repeated(len(fields).to_bytes(2, "big"), rows)]
     for field in fields:

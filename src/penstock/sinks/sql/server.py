@@ -1,4 +1,8 @@
-"""A SQL server as a sink talks to it: an address without its secret, sessions, and transactions that can wait. Driver and executors."""
+"""A SQL server: address, sessions, errors, and transactions that wait for their commit. Driver and executors.
+
+A server limits the length of a transaction's name (PostgreSQL 199 bytes, XA 64 and 64). So a name holds the
+beginnings of job and sink for people to read, and a digest of both for the comparison.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ import msgspec
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record
-from penstock.sinks.tables import quoted_name
+from penstock.sinks.table_checks import quoted_name
 from penstock.sinks.transaction import NamedTransaction
 
 PREPARED: Final = "prepared"
@@ -23,84 +27,84 @@ STAGED: Final = "staged"
 
 
 class SqlTransaction(NamedTransaction, frozen=True, kw_only=True):
-    """One whose rows wait in the server, prepared or in a table; `how` stays true when settings change."""
+    """A transaction whose rows wait in the server, prepared or in a table. `how` does not change with the settings of the sink."""
 
     how: Literal["prepared", "staged"] = PREPARED
 
     @property
     def numbers(self) -> str:
-        """The part of the name behind job and sink."""
+        """The part of the name after job and sink."""
         return self.name.removeprefix(f"{self.job}.{self.sink}.")
 
 
-msgspec.json.Decoder(SqlTransaction)  # so that `convert` meets a type that is known, see `snapshot.mailbox`
+msgspec.json.Decoder(SqlTransaction)  # registers the type before there are threads, see `snapshot.mailbox`
 
 
 def owner_digest(*parts: str) -> str:
-    """Tell job and sink (and where they write) from all others, in 16 characters."""
+    """Return 16 characters that identify a job and sink (and their target)."""
     return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
 class Meaning(enum.Enum):
-    """What an error of a server means for a job."""
+    """The meaning of a server's error for a job."""
 
     NO_LOGIN = enum.auto()
-    """User, password or database are refused: wrong settings before the job starts, and later something that may pass."""
+    """User, password or database are refused: a wrong setting before the job starts, a temporary failure later."""
     BAD_ROW = enum.auto()
-    """A row is refused for what is in it."""
+    """A row is refused because of its values."""
     MAY_PASS = enum.auto()
-    """The server is away, busy or in trouble."""
+    """The server is unreachable, busy or failing."""
     REFUSED = enum.auto()
-    """Asking again would not help."""
+    """Retrying would not help."""
     UNKNOWN = enum.auto()
-    """Ends a job in a task; a commit, which a checkpoint has promised, is tried again."""
+    """Fails the job in a task; a commit, which a checkpoint has promised, is retried."""
 
 
 class DriverErrors(ABC):
-    """The errors of one driver."""
+    """Interprets the errors of one driver."""
 
     @abstractmethod
     def all(self) -> type[Exception]:
-        """The class of all errors of the driver."""
+        """Return the base class of the driver's errors."""
 
     @abstractmethod
     def meaning(self, error: Any) -> Meaning:
-        """What one of them means."""
+        """Return the meaning of an error."""
 
     @abstractmethod
     def code(self, error: Any) -> Mapping[str, Any]:
-        """Its number, by the name that the server has for it."""
+        """Return the code of an error, under the name that the server has for it."""
 
     @abstractmethod
     def said(self, error: Any) -> str:
-        """What the server has to say about it, in one line."""
+        """Return the server's message in one line."""
 
     @abstractmethod
     def is_denied(self, error: Any) -> bool:
-        """Tell whether this user may not do what was asked."""
+        """Return whether the user lacks a right."""
 
 
 RowOf = Callable[[Any], Mapping[str, Any] | None]
-"""Finds the row that an error of the server is about; None if it does not tell."""
-_CHECK_USER = "check user, password, database and what this user may do"
+"""Finds the row that an error of the server is about; None if the error does not say."""
+_CHECK_USER = "check user, password, database and the rights of this user"
 _PASSES = frozenset({Meaning.MAY_PASS, Meaning.NO_LOGIN})
 
 
 @dataclass(frozen=True)
 class RecordTypes:
-    """How a server declares the columns of the tables of records."""
+    """The column types of the tables of records on one server."""
 
     identity: str
-    """Job to token, and how many rows a transaction has."""
+    """The columns from job to token, and the number of rows of a transaction."""
     number: str
     """The column that numbers staged transactions."""
     table_name: str
     options: str = ""
-    """What follows the columns."""
+    """What follows the list of columns."""
 
 
 class SqlSession(ABC):
-    """One connection. A statement with values has a `mark` for each; one without goes out as it is."""
+    """One connection. A statement has a `mark` for each value; a statement without values is sent as it is."""
 
     mark: ClassVar[str]
     quote: ClassVar[str]
@@ -108,34 +112,34 @@ class SqlSession(ABC):
 
     @abstractmethod
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement; returns the rows of its answer."""
+        """Run a statement; returns its result rows."""
 
     @abstractmethod
     def change(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement; returns how many rows it has changed."""
+        """Run a statement; returns the number of changed rows."""
 
     @abstractmethod
     def has(self, schema: str | None, table: str) -> bool:
-        """Tell whether a table is there."""
+        """Return whether a table exists."""
 
     @abstractmethod
     def create(self, statement: str) -> None:
-        """Make a table that another session may be making too."""
+        """Create a table that another session may be creating at the same time."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[object]:
-        """Make everything that is done inside visible at once, or nothing of it."""
+        """Open a transaction: all changes become visible together, or none."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave; the server rolls back what is open."""
+        """Close the connection; the server rolls back an open transaction."""
 
     def quoted(self, schema: str | None, table: str) -> str:
-        """The name of a table as SQL writes it."""
+        """Return the quoted name of a table."""
         return quoted_name(*filter(None, (schema, table)), mark=self.quote)
 
     def named(self, schema: str | None, table: str) -> str:
-        """The name of a table as a statement with values has to write it, where a `%` may stand for one."""
+        """Return the quoted name of a table for a statement with values, in which a `%` may have to be doubled."""
         name = self.quoted(schema, table)
         return name.replace("%", "%%") if "%" in self.mark else name
 
@@ -145,11 +149,11 @@ class TwoPhase(ABC):
 
     @abstractmethod
     def begin(self, transaction: SqlTransaction) -> None:
-        """Begin a transaction, so that what it writes can be prepared; a plain one if its rows are only staged."""
+        """Begin a transaction that can be prepared; an ordinary one if its rows are only staged."""
 
     @abstractmethod
     def prepare(self, transaction: SqlTransaction) -> None:
-        """Make what was written durable and invisible: when the session has ended any other can settle it."""
+        """Make the rows durable but not visible. Any other session can then commit them or roll them back."""
 
     @abstractmethod
     def settle(self, verb: str, transaction: SqlTransaction) -> bool:
@@ -157,23 +161,26 @@ class TwoPhase(ABC):
 
     @abstractmethod
     def end_writer(self, transaction: SqlTransaction) -> None:
-        """End the session of an attempt that is still writing, if there is one."""
+        """End the session of an attempt that is still writing."""
 
     @abstractmethod
     def prepared(self, job: str, sink: str, *, needed: bool) -> Iterable[str]:
-        """The `numbers` of what is prepared of this job and sink in this database; not `needed`: whoever may not look has none."""
+        """Return the `numbers` of the prepared transactions of this job and sink in this database.
+
+        If the user may not list them, return none unless they are `needed`.
+        """
 
 
 @dataclass(frozen=True)
 class SqlServer(ABC):
-    """Where the server is; whatever is printed of it has no password."""
+    """The address of the server; its password is never shown."""
 
     address: str = field(repr=False)
     lock_timeout_s: float = 30.0
     connect_timeout_s: int = 10
     shown: str = field(init=False, default="")
     called: ClassVar[str]
-    """In messages."""
+    """Its name in messages."""
     errors: ClassVar[DriverErrors]
 
     def __post_init__(self) -> None:
@@ -184,23 +191,23 @@ class SqlServer(ABC):
 
     @abstractmethod
     def without_secrets(self) -> str:
-        """The address for messages; one that cannot be read is refused without a word of it."""
+        """Return the address for messages; raises `ConfigError` for an invalid one, without quoting it."""
 
     @abstractmethod
     def connect(self, writer: SqlTransaction | None = None) -> SqlSession:
-        """Open a session whose statements are transactions of their own until one is begun; that of a writer can be found and ended."""
+        """Open a session in autocommit mode. `TwoPhase.end_writer` can find the session of a writer and end it."""
 
     @abstractmethod
     def two_phase(self, session: SqlSession) -> TwoPhase:
-        """What a session of `connect` can do with transactions that wait."""
+        """Return the transactions of a session that can wait for their commit."""
 
     @abstractmethod
     def check(self, session: SqlSession, *, prepared: bool) -> None:
-        """Refuse a server that cannot keep what it is going to be given, `prepared` or not."""
+        """Refuse a server that does not support these transactions, `prepared` or staged."""
 
     @contextmanager
     def session(self) -> Iterator[Any]:
-        """Open a session for the time of a call."""
+        """Open a session and close it at the end."""
         session = self.connect()
         try:
             yield session
@@ -209,7 +216,7 @@ class SqlServer(ABC):
 
     @contextmanager
     def config_errors(self) -> Iterator[None]:
-        """Report what the server says before the job starts."""
+        """Translate errors of the server before the job starts."""
         try:
             yield
         except self.errors.all() as error:
@@ -222,17 +229,19 @@ class SqlServer(ABC):
 
     @contextmanager
     def task_errors(self, table: str, row_of: RowOf = lambda _: None) -> Iterator[None]:
-        """Report what the server says while rows are written: nothing of them is visible yet."""
+        """Translate errors of the server while rows are written; none of them is visible yet."""
         try:
             yield
         except self.errors.all() as error:
             if self.errors.meaning(error) is Meaning.BAD_ROW:
                 raise bad_record(table, self.errors.said(error), row_of(error)) from error
-            raise self._translated(error, ConfigError, "was the table changed while the job ran?") from error
+            raise self._translated(
+                error, ConfigError, "check whether the table was changed while the job ran"
+            ) from error
 
     @contextmanager
     def commit_errors(self, for_good: type[PenstockError], follows: str) -> Iterator[None]:
-        """Report what the server says when a commit or an abort is due."""
+        """Translate errors of the server during a commit or an abort."""
         try:
             yield
         except self.errors.all() as error:
@@ -245,7 +254,7 @@ class SqlServer(ABC):
         denied = self.errors.meaning(error) is Meaning.NO_LOGIN or self.errors.is_denied(error)
         if self.errors.meaning(error) in passes:
             for_good = UnavailableError
-            follows = _CHECK_USER if denied else "check the server, its locks and its limits, and the address"
+            follows = _CHECK_USER if denied else "check the server, its locks, its limits and the address"
         said = self.errors.said(error)
         return for_good(
             f"{self.called} at {self}: {said}; {follows}",
@@ -257,5 +266,5 @@ class SqlServer(ABC):
 
 
 def checked_lock_timeout_s(lock_timeout: Duration) -> float:
-    """In seconds; never 0, which servers take for 'without a limit'."""
+    """Return the timeout in seconds; never 0, which means no limit to servers."""
     return seconds("lock_timeout", lock_timeout, minimum_s=0.001)

@@ -15,16 +15,16 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.server import SqlSession
-from penstock.sinks.tables import check_columns, check_declared, quoted_name
+from penstock.sinks.table_checks import check_columns, check_declared, quoted_name
 from penstock.state.ddl import spark_type
 
 STAGED_KEY = ("_penstock_transaction", "_penstock_row")
-"""The columns before those of the target where rows are staged: the number of the transaction, and of the row in it."""
+"""The first columns of a staging table: the number of the transaction, and of the row in it."""
 
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """A column as the catalogue has it. `type` is the bare name of the declared type, `collation` only what has to be said."""
+    """A column in the catalogue. `type` is the declared type without its parameters, `collation` is None if it is the default."""
 
     name: str
     declared: str
@@ -36,44 +36,44 @@ class Column(ABC):
 
     @property
     def needs_value(self) -> bool:
-        """Whether a row without it is refused."""
+        """Whether a row without a value for it is refused."""
         return self.not_null and not self.has_default and not self.made_by_server
 
     @abstractmethod
     def fits(self, data_type: pa.DataType) -> bool:
-        """Tell whether values of this type go into the column and come back as they were."""
+        """Return whether the column stores values of this type unchanged."""
 
     @abstractmethod
     def keeps_digits(self, data_type: pa.DataType) -> bool:
-        """Tell whether values keep all digits below a second; of numbers, below one."""
+        """Return whether values keep all digits after the decimal point, or below a second."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A table that was found and fits: where it is, how the written columns are declared, and the checks that need no other columns."""
+    """An existing table that fits: its place, the declarations of the written columns, and the checks that need only these columns."""
 
     schema: str | None
     table: str
     name: str
-    """As SQL writes it."""
+    """The quoted name, with its schema."""
     columns: tuple[Any, ...]
     definitions: tuple[str, ...]
-    """Of the columns, in SQL."""
+    """The columns in SQL."""
     checks: tuple[str, ...]
     indexed: tuple[tuple[str, ...], ...] = ()
-    """The written columns of each index that takes no long values."""
+    """The written columns of each index that limits the length of values."""
 
 
 class TargetTable(ABC):
     """One table, and the columns of its key when rows are upserted."""
 
     server: ClassVar[str]
-    """In messages."""
+    """Its name in messages."""
     quote: ClassVar[str] = '"'
     ignores_case: ClassVar[bool] = False
-    """Of the names of columns."""
+    """Whether names of columns are compared without regard to case."""
     unique_index_must: ClassVar[str] = ""
-    """What else is asked of the index of an upsert."""
+    """Further conditions for the index of an upsert, for messages."""
 
     def __init__(self, name: str, schema: str | None, key: Sequence[str]) -> None:
         self.name = name
@@ -82,7 +82,7 @@ class TargetTable(ABC):
 
     @property
     def quoted(self) -> str:
-        """The name as SQL writes it."""
+        """The quoted name, with its schema."""
         return self.column(*filter(None, (self.schema, self.name)))
 
     def column(self, *names: str) -> str:
@@ -94,71 +94,71 @@ class TargetTable(ABC):
         return ", ".join(map(self.column, names))
 
     def folded(self, name: str) -> str:
-        """A name of a column as the server compares it."""
+        """Return the name of a column in the form that the server compares."""
         return name.lower() if self.ignores_case else name
 
     def is_key(self, name: str) -> bool:
-        """Tell whether a column belongs to the key."""
+        """Return whether a column belongs to the key."""
         return self.folded(name) in map(self.folded, self.key)
 
     def without_form(self, data_type: pa.DataType) -> str | None:
-        """Name the part of a type that the server has nothing for."""
+        """Return the part of a type that the server cannot store; None if it can store all of it."""
         return unsupported_in_json(data_type)
 
     @abstractmethod
     def type_name(self, data_type: pa.DataType) -> str:
-        """The type that a column for these values is best declared with."""
+        """Return the best type for a column of these values."""
 
-    def declared_type(self, session: SqlSession, field: pa.Field) -> str:  # noqa: ARG002 - not all servers need to be asked
-        """The same in CREATE TABLE, where a key may need another."""
+    def declared_type(self, session: SqlSession, field: pa.Field) -> str:  # noqa: ARG002 - not all servers are queried
+        """Return the type for CREATE TABLE, where a key may need another one."""
         return self.type_name(field.type)
 
     @abstractmethod
     def widen_sql(self, field: pa.Field, column: Any) -> str:
-        """The statement that lets a column keep all digits."""
+        """Return the statement that makes a column keep all digits."""
 
     @abstractmethod
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """Complete an INSERT so that it replaces rows with the same key; of several among `rows` the last counts."""
+        """Complete an INSERT so that it replaces rows with the same key; of several rows with the same key the last one counts."""
 
     @abstractmethod
     def find(self, session: SqlSession) -> bool:
-        """Tell whether the table is there; refuse what is no table, or one that would lose rows."""
+        """Return whether the table exists; refuse views and the like, and tables that would lose rows."""
 
     def found_schema(self, session: SqlSession) -> str | None:  # noqa: ARG002 - there may be no schemas
-        """The schema that the table is in, or would be made in; None where a database has no schemas."""
+        """Return the schema of the table, or the one in which it would be created; None if databases have no schemas."""
         return self.schema
 
     @abstractmethod
     def declared_columns(self, session: SqlSession) -> Sequence[Any]:
-        """The columns of the table, in order."""
+        """Return the columns of the table, in order."""
 
     @abstractmethod
     def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:
-        """The names of the target's columns in a table of staged rows."""
+        """Return the names of the target's columns in a staging table."""
 
     @abstractmethod
     def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[Any]) -> bool:
-        """Tell whether this user has these rights on the columns that are written."""
+        """Return whether this user has these rights on the written columns."""
 
     @abstractmethod
     def unique_keys(self, session: SqlSession) -> Mapping[str, set[str]]:
-        """By the names of unique indexes, the folded names of their columns."""
+        """Return the columns of each unique index, by the name of the index."""
 
     @abstractmethod
     def checks(self, session: SqlSession, columns: Sequence[str]) -> Iterable[str]:
-        """The CHECKs of the table that can be made where only these columns are staged."""
+        """Return the CHECKs of the table that need only these columns."""
 
     def indexed(self, session: SqlSession, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:  # noqa: ARG002 - not all servers
-        """See `Layout.indexed`."""
+        """Return the written columns of each index that limits the length of values."""
         return ()
 
     def name_hint(self) -> str:
-        """What may be wrong with the name of a table that is not there."""
+        """Return what may be wrong with the name of a table that does not exist."""
         return ""
 
     def create_sql(self, session: SqlSession, columns: pa.Schema) -> str:
-        """The statement that makes a table for these columns."""
+        """Return the statement that creates a table for these columns."""
         parts = [
             f"{self.column(field.name)} {self.declared_type(session, field)}{' NOT NULL' if self.is_key(field.name) else ''}"
             for field in columns
@@ -168,7 +168,7 @@ class TargetTable(ABC):
         return f"CREATE TABLE IF NOT EXISTS {self.quoted} ({', '.join(parts)})"
 
     def insert_sql(self, staged: str, columns: Sequence[str], transaction: int) -> str:
-        """Move the rows of a staged transaction into the table; of several with one key the last counts."""
+        """Return the statement that moves the rows of a staged transaction into the table."""
         insert = f"INSERT INTO {self.quoted} ({self.listed(columns)})"
         rows = f"FROM {staged} WHERE {STAGED_KEY[0]} = {transaction:d}"
         if self.key:
@@ -176,7 +176,7 @@ class TargetTable(ABC):
         return f"{insert} SELECT {self.listed(columns)} {rows} ORDER BY {STAGED_KEY[1]}"
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Refuse columns that no table can hold, and keys that are not among them."""
+        """Refuse columns that no table can hold, and keys that are not columns."""
         check_columns(
             schema,
             self.key,
@@ -186,11 +186,11 @@ class TargetTable(ABC):
         )
 
     def check_existing(self, session: SqlSession, schema: pa.Schema) -> Layout:
-        """Compare with the table."""
+        """Check that the table exists and fits the schema; returns its layout."""
         if not self.find(session):
             raise ConfigError(
                 f"table {self.quoted} does not exist in this database{self.name_hint()}; run {self.create_sql(session, schema)}; "
-                "or let the sink make it with create=True",
+                "or let the sink create it with create=True",
                 table=self.name,
             )
         declared = {self.folded(column.name): column for column in self.declared_columns(session)}
@@ -212,7 +212,7 @@ class TargetTable(ABC):
         )
 
     def check_unique(self, indexes: Mapping[str, set[str]]) -> None:
-        """Refuse an upsert that the server could not do: it goes by a unique index."""
+        """Refuse an upsert without the unique index that the server needs."""
         if set(map(self.folded, self.key)) not in indexes.values():
             raise ConfigError(
                 f"mode='upsert' needs a primary key or unique index on exactly {list(self.key)} of table {self.quoted}"

@@ -1,4 +1,4 @@
-"""What the sinks for SQL servers share about values and the types of columns. Executors; the types also on the driver."""
+"""Values and column types of the sinks for SQL servers. Executors; types also on the driver."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from penstock.state.ddl import spark_type
 
 @dataclass(frozen=True)
 class SqlType:
-    """The type that `CREATE TABLE` would use for a column, and all that can hold its values unchanged."""
+    """The type that `CREATE TABLE` uses for a column, and all types that store its values unchanged."""
 
     name: str
     fitting: frozenset[str]
 
 
 def sql_type(name: str, *fitting: str) -> SqlType:
-    """Make one."""
+    """Make a `SqlType` from the name and the fitting types."""
     return SqlType(name, frozenset(fitting))
 
 
 class ValueKind(enum.Enum):
-    """What a column of Arrow holds, as far as SQL tells it apart."""
+    """The kinds of Arrow columns that SQL types distinguish."""
 
     WHOLE = enum.auto()
     SINGLE = enum.auto()
@@ -46,7 +46,7 @@ class ValueKind(enum.Enum):
 
 
 def kind_of(data_type: pa.DataType) -> ValueKind:
-    """Say what a column holds; whatever else there is goes as text."""
+    """Return the kind of a column; text for any other type."""
     types = pa.types
     if types.is_dictionary(data_type):
         return kind_of(data_type.value_type)
@@ -71,11 +71,11 @@ def kind_of(data_type: pa.DataType) -> ValueKind:
 
 
 Conversions = Mapping[ValueKind, Callable[[pa.Array], pa.Array]]
-"""Of the kinds that a server does not take as they are."""
+"""Conversions of the kinds that a server does not accept as they are."""
 
 
 def converted(batch: pa.RecordBatch, conversions: Conversions, server: str) -> Iterator[pa.Array]:
-    """The columns of a batch as the server takes them."""
+    """Yield the columns of a batch in the form that the server accepts."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
         convert = conversions.get(kind_of(plain.type))
@@ -83,22 +83,23 @@ def converted(batch: pa.RecordBatch, conversions: Conversions, server: str) -> I
             yield plain if convert is None else convert(plain)
         except (pa.ArrowException, BadRecordError) as error:
             raise BadRecordError(
-                f"column {field.name!r} of type {spark_type(field.type)} holds a value that {server} cannot store: {error}",
+                f"column {field.name!r} of type {spark_type(field.type)} holds a value that {server} cannot store: {error}; "
+                "filter or change such rows before write_to",
                 column=field.name,
             ) from error
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Write values as Arrow does."""
+    """Format values as Arrow does."""
     return column.cast(pa.string())
 
 
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}
-"""Below a second; servers keep six at most."""
+"""Digits below a second; servers keep at most six."""
 
 
 def fraction_digits(data_type: pa.DataType) -> int:
-    """How many digits below a second a column needs; 0 if it holds no times."""
+    """Return the number of digits below a second that a column needs; 0 if it holds no times."""
     types = pa.types
     if types.is_dictionary(data_type):
         return fraction_digits(data_type.value_type)
@@ -107,7 +108,7 @@ def fraction_digits(data_type: pa.DataType) -> int:
 
 
 def needed_scale(data_type: pa.DataType) -> int | None:
-    """How many digits below one a column of exact numbers needs; None if it holds none."""
+    """Return the number of digits after the decimal point that a column of exact numbers needs; None for other columns."""
     types = pa.types
     if types.is_dictionary(data_type):
         return needed_scale(data_type.value_type)
@@ -117,7 +118,7 @@ def needed_scale(data_type: pa.DataType) -> int | None:
 
 
 def is_text(data_type: pa.DataType) -> bool:
-    """Tell whether a column holds strings, of any of Arrow's layouts."""
+    """Return whether a column holds strings, in any of Arrow's layouts."""
     types = pa.types
     if types.is_dictionary(data_type):
         return is_text(data_type.value_type)
@@ -127,14 +128,14 @@ def is_text(data_type: pa.DataType) -> bool:
 
 
 def plain_texts(column: pa.Array) -> pa.Array | None:
-    """The texts of a column of strings; None for other columns."""
+    """Return a column of strings in a plain layout; None for other columns."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     return column.cast(pa.large_string()) if is_text(column.type) else None
 
 
 def is_bytes(data_type: pa.DataType) -> bool:
-    """Tell whether a column holds bytes, of any of Arrow's layouts."""
+    """Return whether a column holds bytes, in any of Arrow's layouts."""
     types = pa.types
     return bool(
         types.is_binary(data_type)

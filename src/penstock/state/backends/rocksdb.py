@@ -89,8 +89,8 @@ class RocksdbState(OpenState):
     def now_us(self) -> int:
         return self._workplace.time.now_us
 
+    @override
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """See `OpenState.read_parts`."""
         return self._values.read_parts(keys, max_bytes)
 
     @override

@@ -63,7 +63,7 @@ class RocksdbTable(OpenTable):
         return self._decoded(values)
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """See `OpenState.read_parts`."""
+        """The values of these keys and which were found, in parts of at most about `max_bytes`."""
         waiting: list[bytes | None] = []
         size = 0
         for _, part in _parts(keys):

@@ -75,7 +75,7 @@ class OpenSortedTable(OpenTable):
         return found if self._expiry is None else self._expiry.read(*found)
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """See `OpenState.read_parts`."""
+        """The values of these keys and which were found, in parts of at most about `max_bytes`."""
         parts = lookup_parts(self._stored, keys, self._layout.value, max_bytes)
         expiry = self._expiry
         return parts if expiry is None else (expiry.read(*part) for part in parts)
@@ -272,8 +272,8 @@ class SortedState(OpenState):
     def now_us(self) -> int:
         return self._workplace.time.now_us
 
+    @override
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """See `OpenState.read_parts`."""
         return self._values.read_parts(keys, max_bytes)
 
     @override

@@ -21,7 +21,7 @@ from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.external import WatchedSink
 from penstock.testing.simulation.lifeline import Lifeline, Violation
-from penstock.testing.simulation.run import SimulatedRun
+from penstock.testing.simulation.simulated_run import SimulatedRun
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.topology import sink_of
 from penstock.testing.simulation.workload import Record, ScriptedSource, Workload

@@ -131,27 +131,27 @@ class VirtualExecutor:
     answers: list[Answer] = field(default_factory=list)
 
     def attempt(self) -> int:
-        """See `Executor.attempt`."""
+        """The number of this attempt among all attempts of the run."""
         return self.number
 
     def partition(self) -> int:
-        """See `Executor.partition`."""
+        """The index of this task in its stage."""
         return self.index
 
     def answer(self, answer: Answer) -> None:
-        """See `Executor.answer`."""
+        """Keep the result of the task for the driver."""
         self.answers.append(answer)
 
     def upload(self, upload: Upload) -> None:
-        """See `Executor.upload`."""
+        """Queue the upload in the worker's background thread."""
         self.worker.upload(upload)
 
     def merge(self, merge: Merge) -> None:
-        """See `Executor.merge`."""
+        """Queue the merge in the worker's background thread."""
         self.worker.merge(merge)
 
     def tell(self, message: Message) -> None:
-        """See `Executor.tell`."""
+        """Send a message to the simulated driver."""
         self.send(message)
 
 

@@ -26,7 +26,7 @@ from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
 from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProcess, Violation, WatchedStorage
-from penstock.testing.simulation.run import SimulatedRun
+from penstock.testing.simulation.simulated_run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
 from penstock.testing.simulation.workload import Intervention, ScriptedSource, Workload
 

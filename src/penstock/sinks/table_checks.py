@@ -1,4 +1,4 @@
-"""What sinks that write to a table share: how rows go in, which columns can, and how names are quoted. Driver; the names also in tasks."""
+"""Settings and checks shared by the sinks that write to a table: mode and key, columns, quoted names. Driver; names also in tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checked_mode(mode: str, key: Sequence[str] | str | None) -> tuple[str, tuple
 
 
 def quoted_name(*names: str, mark: str = '"') -> str:
-    """Quote a name, or a name with what it is in, for SQL."""
+    """Quote a name for SQL, with its schema if there is one."""
     return ".".join(mark + name.replace(mark, mark * 2) + mark for name in names)
 
 
@@ -36,7 +36,7 @@ def check_columns(
     ignores_case: bool = False,
     without_form: Callable[[pa.DataType], str | None] = unsupported_in_json,
 ) -> None:
-    """Refuse columns that no table can hold, and keys that are not among them. `without_form` names what the target has no form for."""
+    """Refuse columns that the target cannot hold, and keys that are not columns. `without_form` names the part of a type it cannot hold."""
     folded = [name.lower() if ignores_case else name for name in schema.names]
     repeated = sorted({name for name in folded if folded.count(name) > 1})
     if repeated:
@@ -51,7 +51,7 @@ def check_columns(
         if part is not None or (name in key_names.values() and pa.types.is_nested(field.type)):
             raise ConfigError(
                 f"column {field.name!r} of type {spark_type(field.type)} cannot be written to {target}"
-                f"{' as a key' if part is None else f': there is no form for {part}'}; cast or drop it",
+                f"{' as a key' if part is None else f': it has no type for {part}'}; cast or drop it",
                 column=field.name,
             )
 
@@ -59,7 +59,7 @@ def check_columns(
 def check_declared(
     schema: pa.Schema, needs_value: Mapping[str, bool], *, table: str, shown: str, ignores_case: bool = False
 ) -> None:
-    """Refuse columns that a table does not have, and a table with others that need a value: NOT NULL, and no default."""
+    """Refuse columns that the table does not have, and a table with other columns that need a value (NOT NULL, no default)."""
     folded = {name.lower() if ignores_case else name for name in needs_value}
     written = {name: name.lower() if ignores_case else name for name in schema.names}
     missing = [name for name, wanted in written.items() if wanted not in folded]

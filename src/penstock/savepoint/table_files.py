@@ -209,7 +209,7 @@ class Load:
     """Operators whose state is dropped: their subtasks start empty."""
 
     def at(self, local_dir: Path) -> Load:
-        """See `RestoreTask.at`."""
+        """The same task for a machine with this folder for working files."""
         return replace(self, local_dir=local_dir)
 
     def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:

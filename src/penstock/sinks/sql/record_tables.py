@@ -1,10 +1,10 @@
-"""What a sink for a SQL server keeps beside its target: proofs of commit, and which transactions are staged. Driver; also written in tasks.
+"""The tables that a sink for a SQL server keeps beside its target: commits and staged transactions. Driver; also written in tasks.
 
     _penstock_commits                one row for each transaction that was committed
-    _penstock_transactions           one row for each that is staged and not committed, with the table its rows wait in
-    _penstock_staged_<digest>        staged rows, in columns as the target declares them
+    _penstock_transactions           one row for each staged transaction that is not committed, with the table of its rows
+    _penstock_staged_<digest>        staged rows, with columns declared as in the target
 
-Proofs are kept for good, as those of SQLite are: a checkpoint or savepoint that names a transaction may be restored after months.
+Records of commits are never deleted: a checkpoint or savepoint that names a transaction may be restored after months.
 `DELETE FROM _penstock_commits WHERE run < ...` is safe once no checkpoint of those runs will be restored.
 """
 
@@ -31,19 +31,19 @@ class Records:
         self._this_one = " AND ".join(f"{name} = {session.mark}" for name in IDENTITY.split(", "))
 
     def record(self, transaction: SqlTransaction, rows: int) -> None:
-        """Write the proof, in the transaction that makes the rows visible."""
+        """Record a commit, in the transaction that makes the rows visible."""
         into = self._named(COMMITS)
         self._session.change(f"INSERT INTO {into} VALUES ({self._marks})", [*transaction.identity, rows])  # noqa: S608 - quoted
 
     def is_recorded(self, transaction: SqlTransaction) -> bool:
-        """Tell whether a transaction was committed."""
+        """Return whether the commit of a transaction is recorded."""
         if not self._has(COMMITS):
             return False
         where = f"{self._named(COMMITS)} WHERE {self._this_one}"
         return bool(self._session.execute(f"SELECT 1 FROM {where}", transaction.identity))  # noqa: S608 - quoted
 
     def newest(self, job: str, sink: str) -> tuple[int, int] | None:
-        """The newest run that has a commit of this job and sink, and its newest checkpoint."""
+        """Return the newest run with a commit of this job and sink, and its newest checkpoint."""
         if not self._has(COMMITS):
             return None
         mark = self._session.mark
@@ -55,7 +55,7 @@ class Records:
         return (int(found[0][0]), int(found[0][1])) if found else None
 
     def register(self, transaction: SqlTransaction, staged_in: str) -> int:
-        """List a transaction whose rows are going to be staged; returns the number that marks its rows."""
+        """Add a transaction whose rows will be staged; returns the number that marks its rows."""
         into = f"{self._named(TRANSACTIONS)} (staged_in, {IDENTITY})"
         self._session.change(
             f"INSERT INTO {into} VALUES ({self._marks})",  # noqa: S608 - quoted
@@ -64,12 +64,12 @@ class Records:
         return self._listed(transaction)[0][0]
 
     def registered(self, transaction: SqlTransaction) -> tuple[int, str] | None:
-        """Find the number and the table of a staged transaction, and keep others from settling it too."""
+        """Return the number and the table of a staged transaction, and lock it against other sessions."""
         found = self._listed(transaction) if self._has(TRANSACTIONS) else []
         return found[0] if found else None
 
     def take_away(self, number: int, staged_in: str) -> int:
-        """Delete what is staged of a transaction; returns how many rows it had."""
+        """Delete the staged rows of a transaction; returns their number."""
         mark, named = self._session.mark, self._named
         rows = f"{named(staged_in)} WHERE {STAGED_KEY[0]} = {mark}"
         gone = self._session.change(f"DELETE FROM {rows}", [number])  # noqa: S608 - quoted
@@ -77,7 +77,7 @@ class Records:
         return gone
 
     def staged_of(self, job: str, sink: str) -> list[tuple[Any, ...]]:
-        """List run, checkpoint, subtask, attempt and token of what is staged."""
+        """List run, checkpoint, subtask, attempt and token of the staged transactions."""
         if not self._has(TRANSACTIONS):
             return []
         mark = self._session.mark
@@ -100,7 +100,7 @@ class Records:
 
 
 def create_records(server: SqlServer, session: SqlSession, layout: Layout, *, staged: bool) -> None:
-    """Make what is missing."""
+    """Create the tables that are missing."""
     types = session.record_types
     wanted = {COMMITS: f"({types.identity}, PRIMARY KEY ({IDENTITY}))"}
     if staged:
@@ -121,14 +121,14 @@ def _create(server: SqlServer, session: SqlSession, statement: str, table: str) 
         if not server.errors.is_denied(error):
             raise
         raise ConfigError(
-            f"the table {table}, in which the sink keeps its records, cannot be made: {server.errors.said(error)}; let somebody who may "
-            f"run {' '.join(statement.split())}; GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO ...",
+            f"the table {table}, in which the sink keeps its records, cannot be created: {server.errors.said(error)}; have a user with the "
+            f"right to create tables run {' '.join(statement.split())}; GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO ...",
             table=table,
         ) from error
 
 
 def staging_table(layout: Layout) -> str:
-    """Name the table that holds staged rows of this layout: another one after an ALTER TABLE, or for other columns."""
+    """Return the name of the table for staged rows of this layout. After an ALTER TABLE, or with other columns, it is another one."""
     return f"_penstock_staged_{owner_digest(layout.name, _staging_columns(layout))}"
 
 

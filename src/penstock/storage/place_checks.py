@@ -1,13 +1,11 @@
-"""Refuse places that cannot hold a job's files, by name, before anything is started or written. Driver.
+"""Refuses places that cannot hold a job's files, before anything is started or written. Driver.
 
-A path that leads through a file never works. A folder that is not mounted works too well: the folders would be made on another
-disk, and the job would begin from nothing there.
+A path that leads through a file never works. If a folder is not mounted, its files would be created on another disk, and the job
+would start without its state.
 
-Refuse file systems that are known to break what fencing rests on. Driver.
-
-Who owns a job is read from a folder: a run lists it after another one has claimed the job, and must see the claim. NFS serves
-listings out of a cache by default, up to a minute old; mounted with `noac` or `actimeo=0` it asks the server each time.
-Mounts of object stores have neither that nor a create with one winner.
+Some file systems break fencing. The owner of a job is read from a folder: a run lists it after another run has claimed the job,
+and must see the claim. NFS lists folders from a cache by default, up to a minute old; mounted with `noac` or `actimeo=0` it
+asks the server each time. Mounts of object stores have neither current listings nor a create with one winner.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from pathlib import Path, PurePosixPath
 from penstock.errors import ConfigError
 
 MOUNTS = Path("/proc/self/mountinfo")
-"""Linux only. Elsewhere nothing is known of a mount, and nothing is refused."""
+"""Linux only. Other systems have no such file, and nothing is refused there."""
 
 PLANNED_MOUNTS = Path("/etc/fstab")
-"""What is meant to be mounted here."""
+"""The file systems that should be mounted on this machine."""
 
 _NFS = frozenset({"nfs", "nfs4"})
 _CACHED = frozenset({"autofs", "fuse.sshfs"})
@@ -63,7 +61,7 @@ class Mount:
 
 
 def refuse_stale_listings(path: Path, what: str) -> None:
-    """Raise `ConfigError` if `path`, or where it is going to be, is on a file system whose listings may be old."""
+    """Raise `ConfigError` if `path`, which need not exist yet, is on a file system with outdated listings."""
     real = _reached(path)
     try:
         table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
@@ -80,7 +78,7 @@ def refuse_stale_listings(path: Path, what: str) -> None:
 
 
 def _reached(path: Path) -> Path:
-    """Where a path leads. Looking there first makes the system mount what it mounts on demand."""
+    """Resolve a path. Accessing it first makes the system mount file systems that are mounted on demand."""
     real = Path(os.path.realpath(path))
     for folder in (real, *real.parents):
         if folder.exists():
@@ -89,33 +87,33 @@ def _reached(path: Path) -> Path:
 
 
 def mount_of(path: Path, table: str) -> Mount | None:
-    """The mount that holds an absolute path: the innermost one, and of several at one place the last."""
+    """Return the mount that holds an absolute path: the innermost one, and the last of several at one point."""
     mounts = [mount for line in table.splitlines() if (mount := _parse(line)) is not None]
     holding = [mount for mount in mounts if path.is_relative_to(mount.point)]
     return max(reversed(holding), key=lambda mount: len(mount.point.parts), default=None)
 
 
 def why_unsafe(mount: Mount) -> str | None:
-    """What could go wrong there, and what to do; None if nothing is known."""
+    """Return what could go wrong on this mount and what to do; None if nothing is known."""
     if mount.kind in _NFS and not mount.options & _FRESH:
         return (
-            "its folders are listed from a cache that may be a minute old, so a run that was replaced would not notice and would "
+            "its folders are listed from a cache that may be a minute old, so a run that was replaced would not notice it and would "
             "commit; mount it with the option noac or actimeo=0"
         )
     if mount.kind in _KERNEL:
-        return "the kernel shows itself there, and keeps no files; use a folder on a disk"
+        return "it is a virtual file system of the kernel, which stores no files; use a folder on a disk"
     if mount.kind in _CACHED:
-        return "its listings may be old, or nothing is mounted there yet; use a local or shared POSIX file system"
+        return "its listings may be outdated, or nothing is mounted there yet; use a local or shared POSIX file system"
     if (
         mount.kind.startswith("fuse")
         and {mount.kind.removeprefix("fuse."), mount.source} & _OBJECT_STORE_MOUNTS
     ):
-        return "two runs could both create one file there, and would both own the job; use a local or shared POSIX file system"
+        return "two runs could create the same file there, and both would own the job; use a local or shared POSIX file system"
     return None
 
 
 def not_mounted(path: Path) -> Path | None:
-    """Where a file system is meant to be mounted, above an absolute path or at it, and is not; None if nothing is known of that."""
+    """Return the planned mount point at or above an absolute path if nothing is mounted there; None otherwise."""
     try:
         planned = _planned(PLANNED_MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
         table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
@@ -128,7 +126,7 @@ def not_mounted(path: Path) -> Path | None:
 
 
 def _planned(table: str) -> set[Path]:
-    """The mount points in a file like `/etc/fstab`, see fstab(5); the root is always there."""
+    """Return the mount points in a file like `/etc/fstab`, see fstab(5), except the root."""
     rows = (line.split() for line in table.splitlines() if not line.lstrip().startswith("#"))
     points = {Path(_unescaped(row[1])) for row in rows if len(row) > 1 and row[1].startswith("/")}
     return points - {Path("/")}
@@ -138,7 +136,7 @@ def _parse(line: str) -> Mount | None:
     """See proc_pid_mountinfo(5): fields, a dash, then the kind, the source and the options of the file system."""
     fields, dash, rest = line.partition(" - ")
     before, after = fields.split(" "), rest.split(" ")
-    if not dash or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - as many as the kernel writes
+    if not dash or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - the fields that the kernel writes
         return None
     return Mount(
         Path(_unescaped(before[4])), after[0], after[1], frozenset(f"{before[5]},{after[2]}".split(","))
@@ -150,7 +148,7 @@ def _unescaped(text: str) -> str:
 
 
 _FOLDERS_OF_MOUNTS = (PurePosixPath("/mnt"), PurePosixPath("/media"), PurePosixPath("/Volumes"))
-"""What lies directly below is a mount by custom: nobody makes it on the way."""
+"""Folders directly below these are mount points by convention; Penstock does not create them."""
 
 _OBJECT_STORES = {
     "s3": "Amazon S3",
@@ -173,11 +171,11 @@ _INSTEAD = (
 
 
 def refuse_scheme(uri: str, scheme: str) -> ConfigError:
-    """The error for an address that is not a folder of this machine."""
+    """The error for an address that is not a path of this machine."""
     if scheme in _OBJECT_STORES:
         what = (
-            f"is in {_OBJECT_STORES[scheme]}. A job cannot be kept there yet: Penstock has no way to create a file there that only one of "
-            "two runs can create, and both would own the job"
+            f"is in {_OBJECT_STORES[scheme]}. A job cannot be kept there yet: Penstock needs to create a file that only one of two "
+            "runs can create; otherwise both would own the job"
         )
     elif scheme in _HADOOP:
         what = "is on a Hadoop file system. A job cannot be kept there: Penstock writes files of the operating system only"
@@ -187,7 +185,7 @@ def refuse_scheme(uri: str, scheme: str) -> ConfigError:
 
 
 def refuse_blocked(path: Path, what: str) -> None:
-    """Raise `ConfigError` if a part of an absolute path is a file, or a link that leads nowhere."""
+    """Raise `ConfigError` if a part of an absolute path is a file or a broken link."""
     for part in (path, *path.parents):
         if part.is_dir():
             return
@@ -195,7 +193,7 @@ def refuse_blocked(path: Path, what: str) -> None:
         if kind is not None:
             whole = f"is {kind}" if part == path else f"lies below {part}, which is {kind}"
             raise ConfigError(
-                f"{what} {path} {whole}: it must be a folder, or a path where one can be made; choose another path",
+                f"{what} {path} {whole}: it must be a folder, or a path where one can be created; choose another path",
                 path=str(path),
                 blocked_by=str(part),
             )
@@ -203,32 +201,32 @@ def refuse_blocked(path: Path, what: str) -> None:
 
 def _in_the_way(part: Path) -> str | None:
     if part.is_symlink() and not part.exists():
-        return f"a link to {part.readlink()}, which is not there"
+        return f"a link to {part.readlink()}, which does not exist"
     try:
-        found = part.stat()  # once: another start may make the folder, or remove it, between two looks
+        found = part.stat()  # once: another start may create or remove the folder between two calls
     except OSError:
         return None
     return None if stat.S_ISDIR(found.st_mode) else "a file"
 
 
 def refuse_place(path: Path, what: str) -> None:
-    """Raise `ConfigError` if a job could not be kept at an absolute path, or would be kept on another disk than is meant."""
+    """Raise `ConfigError` if a job could not be kept at an absolute path, or would be kept on the wrong disk."""
     refuse_blocked(path, what)
     refuse_stale_listings(path, what)
     point = not_mounted(path) or _missing_mount(path)
     if point is None:
         return
     raise ConfigError(
-        f"{what} {path} lies below {point}, and nothing is mounted there: the job would be kept on another disk, and would begin "
-        f"from nothing; mount it, or choose another path"
-        + ("" if point.exists() else f"; if {point} is to be a plain folder, make it first"),
+        f"{what} {path} lies below {point}, but nothing is mounted there: the job would be kept on another disk and would start "
+        "without its state; mount it, or choose another path"
+        + ("" if point.exists() else f"; if {point} should be a plain folder, create it first"),
         path=str(path),
         mount=str(point),
     )
 
 
 def _missing_mount(path: Path) -> Path | None:
-    """A folder such as `/mnt/data` that does not exist."""
+    """Return a missing folder such as `/mnt/data` at or above a path."""
     for part in (path, *path.parents):
         if PurePosixPath(part.parent) in _FOLDERS_OF_MOUNTS and not part.exists():
             return part

@@ -1,19 +1,17 @@
 """Messages and the proof of their commit in one Kafka transaction. Driver only.
 
 The proof is the newest record of `<transactional id>` in a compacted topic: the transactions of the last Kafka transaction
-of this job and sink. It settles the one question that a crash leaves open. Older commits are in the `CommitLog` of the
-staging folder: a new Kafka transaction begins only after the one before is written down there.
+of this job and sink. It answers the one question that a crash leaves open. Older commits are in the `CommitLog` of the
+staging folder: a new Kafka transaction begins only after the previous one is recorded there.
 
-The first record names no transaction. It is there before the first message, so that a missing one always means: lost.
+The first record names no transaction. It is written before the first message, so that a missing record always means that it was lost.
 
-Every Kafka transaction has a producer epoch of its own. Within one epoch the broker cannot tell a delayed request of an earlier
-transaction from one of the present: a late `EndTxn` would commit half of it. Taking a new epoch also takes the transactional
-id from whoever has it, so each record carries the claim of its session, and a session whose claim is not the newest ends.
+Every Kafka transaction has its own producer epoch. Within one epoch the broker cannot distinguish a delayed request of an earlier
+transaction from one of the current transaction: a late `EndTxn` would commit half of it. Taking a new epoch also takes the
+transactional id from its holder, so each record carries the claim of its session, and a session whose claim is not the newest ends.
 
-Where a transaction of a Kafka sink goes and where its proof is: settled when it is staged. Driver and executors.
-
-Settings may change between a crash and the next start. What a checkpoint promised stays promised to the topic of then, and only
-the topic of commits and the transactional id of then can tell whether it was committed.
+Settings may change between a crash and the next start. A transaction keeps the settings under which it was staged: its messages
+go to that topic, and only that topic of commits and that transactional id show whether it was committed.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from penstock.wording import counted, duration
 
 
 class Owner(NamedTuple):
-    """Who commits: one sink of one job, in the name of one transactional id, with its proofs in one topic."""
+    """One sink of one job that commits under one transactional id, with its proofs in one topic."""
 
     job: str
     sink: str
@@ -52,12 +50,12 @@ class Owner(NamedTuple):
 
     @property
     def transactional_id(self) -> str:
-        """The name that fences; also the key of the record in the topic of commits."""
+        """The id that fences older sessions; also the key of the record in the topic of commits."""
         return f"{self.prefix}.{self.job}.{self.sink}"
 
 
 class KafkaTransaction(StagedTransaction, frozen=True, kw_only=True):
-    """One transaction as the checkpoint stores it, with the settings that it was staged under."""
+    """One transaction as the checkpoint stores it, with the settings under which it was staged."""
 
     topic: str
     commits_topic: str
@@ -65,17 +63,17 @@ class KafkaTransaction(StagedTransaction, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> Owner:
-        """Who commits it."""
+        """The sink and transactional id that commit it."""
         return Owner(self.job, self.sink, self.commits_topic, self.transactional_id)
 
 
-msgspec.json.Decoder(KafkaTransaction)  # so that `convert` meets a type that is known, see `snapshot.mailbox`
+msgspec.json.Decoder(KafkaTransaction)  # registers the type before there are threads, see `snapshot.mailbox`
 
 
 class KnownOwners:
-    """Those that have had a record in their topic of commits: one line each, durable before their first message is produced.
+    """The owners that have had a record in their topic of commits, one line each, durable before their first message is produced.
 
-    Whoever is listed here and has no record any more has lost it, and with it the answer to what was committed last.
+    If an owner is listed here and its record is missing, the record was lost, and with it the proof of the last commit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +84,7 @@ class KnownOwners:
             return self.path.exists() and _line(owner) in self.path.read_text(encoding="utf-8").split("\n")
 
     def add(self, owner: Owner) -> None:
-        """Write one down; the newline in front ends a line that a crash tore."""
+        """Add an owner. The leading newline ends a line that a crash cut off."""
         with storage_errors("write to", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
@@ -101,7 +99,7 @@ def _line(owner: Owner) -> str:
 
 
 _PARTITION = 0
-"""All records are in one partition: a number of partitions that changes must not hide one."""
+"""All records are in one partition, so that adding partitions cannot hide one."""
 
 
 _STEP_S = 10.0
@@ -109,21 +107,21 @@ _QUICK = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The record in the topic of commits; names are without job and sink, which are said once."""
+    """The record in the topic of commits. The names of transactions leave out job and sink."""
 
     job: str
     sink: str
     transactions: list[str]
     format: int = 1
     claim: str = ""
-    """Which session wrote it."""
+    """The session that wrote it."""
 
 
 _PROOFS = msgspec.json.Decoder(Proof)
 
 
 class CommitsTopic:
-    """Where the proofs of one job and sink are kept."""
+    """The topic with the proofs of one job and sink."""
 
     def __init__(self, cluster: KafkaCluster, owner: Owner) -> None:
         self._cluster = cluster
@@ -133,26 +131,27 @@ class CommitsTopic:
         self._read_up_to = 0
 
     def last(self, timeout_s: float) -> tuple[StagedTransaction, ...] | None:
-        """What the newest committed record names; None if there is no record.
+        """Return the transactions in the newest committed record; None if there is no record.
 
-        It waits until every transaction in the topic that is open now, also of other jobs, has ended: behind an open one a
-        reader sees nothing, and a record that is not seen would be taken for one that does not exist.
+        It waits until every transaction that is open in the topic now, also of other jobs, has ended. A reader sees nothing after
+        an open one, and would take a record that it does not see for a missing one.
         """
         with self._cluster.errors(f"read the topic {self.topic!r}"):
             record = self._read({}, timeout_s)
         return None if record is None else self._transactions(self._understood(record))
 
     def is_last_claim(self, claim: str, timeout_s: float) -> bool:
-        """Whether the newest record since the last look is of this claim.
+        """Return whether the newest record since the last read has this claim.
 
-        Records of open and aborted transactions count too: this waits for no other job, and a claim that was only begun is enough to stop.
+        Records of open and aborted transactions count, too: this does not wait for other jobs, and an unfinished claim of another session
+        is reason enough to stop.
         """
         with self._cluster.errors(f"read the topic {self.topic!r}"):
             record = self._read({"isolation.level": "read_uncommitted"}, timeout_s)
         return record is not None and self._understood(record).claim == claim
 
     def _read(self, settings: Mapping[str, Any], timeout_s: float) -> bytes | None:
-        """The newest value of our key from the end of the last look to the present end of the topic."""
+        """Return the newest value of our key between the end of the last read and the current end of the topic."""
         first, end = self._read_up_to, self._end()
         if first >= end:
             return None
@@ -163,7 +162,7 @@ class CommitsTopic:
     def _end(self) -> int:
         kafka, admin = imported("confluent_kafka"), imported("confluent_kafka.admin")
         partition = kafka.TopicPartition(self.topic, _PARTITION)
-        admin_client = self._cluster.admin()  # it must live until the answer is there
+        admin_client = self._cluster.admin()  # must live until the response arrives
         asked = admin_client.client.list_offsets(
             {partition: admin.OffsetSpec.latest()},
             isolation_level=kafka.IsolationLevel.READ_UNCOMMITTED,
@@ -181,7 +180,7 @@ class CommitsTopic:
             while position < offsets.stop:
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     raise TimeoutError(
-                        f"a transaction is open at offset {position}, and {offsets.stop} was to be reached"
+                        f"a transaction is open at offset {position}, so the topic cannot be read up to offset {offsets.stop}"
                     )
                 message = consumer.poll(0.1)
                 if message is not None:
@@ -191,7 +190,7 @@ class CommitsTopic:
         return newest
 
     def _step(self, message: Any, newest: bytes | None) -> tuple[bytes | None, int]:
-        """The newest value of our key, and the offset up to which everything is read."""
+        """Return the newest value of our key, and the offset up to which everything is read."""
         kafka = imported("confluent_kafka")
         error = message.error()
         if error is None:
@@ -202,7 +201,7 @@ class CommitsTopic:
         raise kafka.KafkaException(error)
 
     def proof(self, transactions: Sequence[StagedTransaction], claim: str = "") -> bytes:
-        """The record that names these."""
+        """Return the record that names these transactions."""
         prefix = f"{self._owner.job}.{self._owner.sink}."
         names = [one.name.removeprefix(prefix) for one in transactions]
         return msgspec.json.encode(Proof(self._owner.job, self._owner.sink, names, claim=claim))
@@ -224,15 +223,15 @@ class CommitsTopic:
 
     def _unreadable(self, why: str) -> CommitLostError:
         return CommitLostError(
-            f"the record of {self.key!r} in the topic {self.topic!r} cannot be understood ({why}), so it is not known what was "
-            "committed last, and nothing is committed. See who else writes to this topic",
+            f"the record of {self.key!r} in the topic {self.topic!r} cannot be read ({why}), so it is not known what was "
+            "committed last, and nothing is committed. Check which other program writes to this topic",
             topic=self.topic,
             key=self.key,
         )
 
 
 class CommitSession:
-    """The one of one job and sink; opening it makes every earlier one powerless."""
+    """The session in which one job and sink commits; opening it fences every earlier one."""
 
     def __init__(
         self, cluster: KafkaCluster, commits: CommitsTopic, settings: dict[str, Any], patience_s: float
@@ -245,25 +244,25 @@ class CommitSession:
         self._producer = self._with_new_epoch(deadline)
         self._is_spent = False
         self.last = commits.last(patience_s)
-        """What the last Kafka transaction committed, None before the first; after `init_transactions`, so nobody can add to it."""
+        """What the last Kafka transaction committed; None before the first. No other session can add to it after `init_transactions`."""
         if self.last is not None:
             self._claim_it(deadline)
 
     def _claim_it(self, deadline: _Deadline) -> None:
-        """Write the last record again, with the claim of this session: from now on an earlier one sees that it is over."""
+        """Write the last record again with the claim of this session, so that earlier sessions end."""
         with self._cluster.errors(f"write to the topic {self.commits.topic!r}"):
             self._begin(deadline)
             self._commit(deadline.left_s, self.last or ())
 
     def _with_new_epoch(self, deadline: _Deadline) -> Any:
-        """A producer that takes the transactional id over."""
+        """Make a producer that takes over the transactional id."""
         producer = self._cluster.producer(self._settings)
         with self._cluster.errors(f"begin transactions as {self.commits.key!r}"):
             self._take_over(producer, deadline)
         return producer
 
     def _take_over(self, producer: Any, deadline: _Deadline) -> None:
-        """Wait in steps: the client says only to those who poll that no broker lets it in, and then nobody has to wait longer."""
+        """Take over the transactional id, waiting in steps: the client reports a refused login only when it is polled."""
         kafka = imported("confluent_kafka")
         while True:
             try:
@@ -277,23 +276,23 @@ class CommitSession:
                 return
 
     def _begin(self, deadline: _Deadline) -> None:
-        """Begin a transaction in an epoch that has none before it.
+        """Begin a transaction in an epoch of its own.
 
-        First the new epoch, then the look at the claim: who claims after that look has fenced this epoch.
+        The claim is checked after the new epoch began: a session that claims later fences this epoch.
         """
         if self._is_spent:
             self._producer = self._with_new_epoch(deadline)
             if not self.commits.is_last_claim(self._claim, max(deadline.left_s, 1.0)):
                 raise UnavailableError(
                     f"fenced: another session has taken over {self.commits.key!r}, so this one commits nothing. If this run "
-                    "still owns the job, it takes the id back",
+                    "still owns the job, it takes the id back with its next try",
                     key=self.commits.key,
                 )
         self._is_spent = True
         self._producer.begin_transaction()
 
     def introduce(self, timeout_s: float) -> None:
-        """Write the first record. After an error the session is of no use any more."""
+        """Write the first record. After an error the session must be discarded."""
         with self._cluster.errors(f"write to the topic {self.commits.topic!r}"):
             self._begin(_Deadline(timeout_s))
             self._commit(timeout_s, ())
@@ -306,12 +305,12 @@ class CommitSession:
         *,
         timeout_s: float,
     ) -> None:
-        """Make staged messages visible together with their proof. After an error the session is of no use any more."""
+        """Make staged messages visible together with their proof. After an error the session must be discarded."""
         deadline = _Deadline(timeout_s)
-        with self._refusals_told(topic, transactions), self._cluster.errors(f"commit to the topic {topic!r}"):
+        with self._refusals(topic, transactions), self._cluster.errors(f"commit to the topic {topic!r}"):
             self._begin(deadline)
             self._produce(topic, batches, deadline)
-            self._flush(deadline)  # so that the proof keeps readers of its topic waiting for a moment only
+            self._flush(deadline)  # so that the proof blocks readers of its topic only briefly
             self._commit(deadline.left_s, transactions)
 
     def _commit(self, timeout_s: float, transactions: Sequence[StagedTransaction]) -> None:
@@ -321,10 +320,10 @@ class CommitSession:
         self.last = tuple(transactions)
 
     @contextmanager
-    def _refusals_told(self, topic: str, transactions: Sequence[StagedTransaction]) -> Iterator[None]:
-        """What fails after a message was refused says only that the transaction failed; why, the client's log says.
+    def _refusals(self, topic: str, transactions: Sequence[StagedTransaction]) -> Iterator[None]:
+        """Raise `CommitLostError` if the topic refuses a message for good. The reason is only in the client's log.
 
-        A report of each message would say it too, but confluent-kafka cannot call for reports once an error is fatal.
+        Delivery reports would have it too, but confluent-kafka does not deliver them after a fatal error.
         """
         log = self._cluster.client_log
         log.forget_failure()
@@ -333,18 +332,18 @@ class CommitSession:
         except UnavailableError as error:
             with suppress(
                 kafka_exception()
-            ):  # a fatal one is told again to whoever polls; `error` says it already
+            ):  # polling raises a fatal error again, which `error` already reports
                 self._producer.poll(0)
             if not any(words in log.failure for words in _refused_for_good()):
                 raise
             raise _refused(topic, transactions, log.failure) from error
 
     def discard(self) -> None:
-        """Forget what is under way; the broker aborts it when the next session begins, or after the time-out."""
+        """Drop pending messages; the broker aborts the transaction when the next session begins, or after its timeout."""
         self._producer.purge(blocking=False)
 
     def _produce(self, topic: str, batches: Iterable[pa.RecordBatch], deadline: _Deadline) -> None:
-        """The hot loop of a commit: whatever is done here is done once a message."""
+        """Produce all messages. This is the hot loop of a commit: every statement runs once per message."""
         produce = self._producer.produce
         for message in chain.from_iterable(map(staged_messages, batches)):
             try:
@@ -369,7 +368,7 @@ class CommitSession:
 
 
 def _refused_for_good() -> list[str]:
-    """How the client calls what the same message would meet again: too large, or (a null key in a compacted topic, say) not valid."""
+    """Return the client's texts for errors that the same message would get again: too large, or invalid (such as a missing key)."""
     error = imported("confluent_kafka").KafkaError
     return [error(code).str() for code in (error.MSG_SIZE_TOO_LARGE, error.INVALID_RECORD)]
 
@@ -377,9 +376,8 @@ def _refused_for_good() -> list[str]:
 def _refused(topic: str, transactions: Sequence[StagedTransaction], why: str) -> CommitLostError:
     return CommitLostError(
         f"the topic {topic!r} refuses a message of {counted(len(transactions), 'transaction')}, from {transactions[0].name} on, which a "
-        f"checkpoint promised: {why}. When they were staged it took such messages: was its cleanup.policy or "
-        f"max.message.bytes changed? "
-        "They stay staged. Change the topic back, then start the job again: it commits them first",
+        f"checkpoint promised: {why}. The topic accepted such messages when they were staged: was its cleanup.policy or "
+        "max.message.bytes changed? They stay staged. Change the topic back, then start the job again: it commits them first",
         topic=topic,
         cause=why,
     )
@@ -397,7 +395,7 @@ class _Deadline:
     def check(self) -> None:
         if self.left_s < 0:
             raise UnavailableError(
-                f"a commit to Kafka was not done in {duration(self._timeout_s)}; if the brokers are well, there are too "
+                f"a commit to Kafka did not finish in {duration(self._timeout_s)}; if the brokers are healthy, there are too "
                 "many rows for one Kafka transaction: raise commit_timeout, or take checkpoints more often",
                 timeout_s=self._timeout_s,
             )

@@ -1,18 +1,13 @@
-"""What the sinks for SQL servers are alike: all but the constructor. Written in tasks, committed on the driver.
+"""The common part of the sinks for SQL servers: all but the constructor. Written in tasks, committed on the driver.
 
 `transactions="prepared"`   the rows and a proof of commit are in one transaction of the server, which the task prepares and
                             the driver commits from another session
 `transactions="staged"`     the task commits the rows to a table beside the target; the driver moves them, with the proof,
                             in one ordinary transaction
 
-One transaction of a sink for a SQL server while its rows come in. Executors.
-
-The rows go through one open transaction of the server, so a task that dies leaves nothing behind. At the end it is either
-prepared, or committed where the rows are only staged.
-
-How the driver settles the transactions of a sink for a SQL server: commit, abort, find. Driver.
-
-A transaction that is neither prepared nor staged was committed if its proof is there; without it: `CommitLostError`.
+A task writes its rows in one open transaction of the server, so a task that dies leaves nothing. At the end that transaction is
+prepared, or committed if the rows are only staged. On the driver, a transaction that is neither prepared nor staged was
+committed if its proof exists; otherwise `CommitLostError` is raised.
 """
 
 from __future__ import annotations
@@ -29,32 +24,34 @@ from typing_extensions import override
 from penstock.errors import CommitLostError, ConfigError, InternalError, PenstockError, UnavailableError
 from penstock.sinks import transaction as transactions
 from penstock.sinks.bad_rows import Change, refuse_changed
-from penstock.sinks.sql.records import Records, create_records, staging_table
+from penstock.sinks.sql.record_tables import Records, create_records, staging_table
 from penstock.sinks.sql.server import PREPARED, STAGED, SqlServer, SqlSession, SqlTransaction
 from penstock.sinks.sql.table import Layout, TargetTable
-from penstock.sinks.tables import checked_mode
+from penstock.sinks.table_checks import checked_mode
 from penstock.sinks.transaction import begun, is_open
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.wording import counted
 
 
-class Way(NamedTuple):
-    """How rows go into a table: the mode, the columns of the key, and how transactions wait for their commit."""
+class WriteSettings(NamedTuple):
+    """How rows are written to a table: the mode, the columns of the key, and how transactions wait for their commit."""
 
     mode: str
     key: tuple[str, ...]
     transactions: str
 
 
-def checked_way(mode: str, key: Sequence[str] | str | None, transactions: str | None) -> Way:
-    """Refuse what makes no sense; say what was left out."""
+def checked_write_settings(
+    mode: str, key: Sequence[str] | str | None, transactions: str | None
+) -> WriteSettings:
+    """Check these settings and fill in the defaults."""
     if mode in {PREPARED, STAGED}:
         raise ConfigError(
-            f"mode {mode!r} is not known; mode is 'append' or 'upsert', and how rows wait for their commit is transactions={mode!r}",
+            f"mode {mode!r} is not known; mode is 'append' or 'upsert'; how rows wait for their commit is set with transactions={mode!r}",
             mode=mode,
         )
     checked, columns = checked_mode(mode, key)
-    return Way(checked, columns, _checked_transactions(transactions, checked))
+    return WriteSettings(checked, columns, _checked_transactions(transactions, checked))
 
 
 def _checked_transactions(transactions: str | None, mode: str) -> str:
@@ -77,7 +74,7 @@ def _checked_transactions(transactions: str | None, mode: str) -> str:
 
 
 def checked_identifier(setting: str, value: object, *, longest_bytes: int) -> str:
-    """Return a name of a table or schema; it is taken letter by letter, and none of Penstock's own."""
+    """Return the name of a table or schema, exactly as given; refuses the names of Penstock's own tables."""
     if not isinstance(value, str) or not value or "\0" in value or value.lower().startswith("_penstock"):
         raise ConfigError(
             f"{setting} {value!r} cannot be used: give a name that does not start with '_penstock'",
@@ -86,7 +83,7 @@ def checked_identifier(setting: str, value: object, *, longest_bytes: int) -> st
         )
     if len(value.encode()) > longest_bytes:
         raise ConfigError(
-            f"{setting} {value!r} is longer than the {longest_bytes} bytes that the server keeps of a name",
+            f"{setting} {value!r} is longer than the {longest_bytes} bytes that the server keeps of a name; use a shorter one",
             setting=setting,
             value=value,
         )
@@ -94,13 +91,13 @@ def checked_identifier(setting: str, value: object, *, longest_bytes: int) -> st
 
 
 def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:
-    """Say that a promised commit cannot be made."""
+    """The error for a promised transaction that cannot be committed."""
     look = "If the sink's address, schema or table was changed, start the job once with the old one"
     return transactions.lost(transaction, where=where, why=why, look=look)
 
 
-class Settling:
-    """One session of the driver."""
+class Settlement:
+    """Commits, aborts and finds transactions, in one session of the driver."""
 
     def __init__(self, server: SqlServer, session: SqlSession, table: TargetTable) -> None:
         self._session = session
@@ -125,7 +122,7 @@ class Settling:
         self._move_all(staged)
 
     def abort(self, transaction: SqlTransaction) -> None:
-        """Roll back, or delete what is staged; a session that is still writing is ended."""
+        """Roll back, or delete the staged rows; a session that is still writing is ended."""
         self._two_phase.end_writer(transaction)
         if transaction.how != STAGED:
             self._two_phase.settle("ROLLBACK", transaction)
@@ -169,7 +166,7 @@ class Settling:
 
 
 class OpenTransaction(ABC):
-    """A session of its own, in a transaction. A server says how rows are sent."""
+    """A transaction in its own session, to which a task writes. Subclasses send the rows."""
 
     def __init__(self, server: SqlServer, layout: Layout, transaction: SqlTransaction) -> None:
         self.transaction = transaction
@@ -177,7 +174,7 @@ class OpenTransaction(ABC):
         self._server = server
         self._layout = layout
         self._number: int | None = None
-        """Of a transaction whose rows are staged."""
+        """The number of a transaction whose rows are staged."""
         with server.task_errors(layout.name):
             self._session = server.connect(transaction)
             try:
@@ -195,20 +192,20 @@ class OpenTransaction(ABC):
 
     @abstractmethod
     def changed_values(self, batch: pa.RecordBatch) -> Iterable[Change]:
-        """Which values the server would change without a word."""
+        """Return the values that the server would silently change."""
 
     @abstractmethod
     def send(self, batch: pa.RecordBatch, into: str) -> None:
-        """Send rows to this table, marked with their numbers if they are staged; a row that the server refuses is named."""
+        """Send rows to this table, with their numbers if they are staged. The error for a refused row names it."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows; a row that the table refuses is named."""
+        """Send rows. The error for a row that the table refuses names it."""
         refuse_changed(batch, self._layout.name, self.changed_values(batch))
         self.send(batch, self._layout.name if self._number is None else self._staged())
         self.rows += batch.num_rows
 
     def finish(self) -> None:
-        """Make the rows durable and invisible; from here on any session can commit or abort them."""
+        """Make the rows durable but not visible. Any session can then commit or abort them."""
         with self._server.task_errors(self._layout.name):
             if self._number is None:
                 self._records.record(self.transaction, self.rows)
@@ -218,15 +215,15 @@ class OpenTransaction(ABC):
         self._session.close()
 
     def discard(self) -> None:
-        """Close the session: the server rolls back."""
+        """Close the session; the server rolls back."""
         self._session.close()
 
     def _staged(self) -> str:
         return self._session.quoted(self._layout.schema, staging_table(self._layout))
 
 
-_REPAIR = "nothing of this commit was kept, its rows stay staged; repair the table, then start the job again: it commits them first"
-_LOOK = "check the server and what this user may do"
+_REPAIR = "nothing of this commit was kept and its rows stay staged; repair the table, then start the job again: it commits them first"
+_LOOK = "check the server and the rights of this user"
 
 
 class SqlServerSink(TwoPhaseCommitSink):
@@ -235,11 +232,13 @@ class SqlServerSink(TwoPhaseCommitSink):
     writing: ClassVar[type[OpenTransaction]]
     """How rows are sent to this kind of server."""
 
-    def __init__(self, server: SqlServer, table: TargetTable, way: Way, *, create: bool) -> None:
+    def __init__(
+        self, server: SqlServer, table: TargetTable, settings: WriteSettings, *, create: bool
+    ) -> None:
         self.server = server
         self.table = table
-        self.mode = way.mode
-        self.transactions = way.transactions
+        self.mode = settings.mode
+        self.transactions = settings.transactions
         self.create = create
         self._layout: Layout | None = None
         self._writing: OpenTransaction | None = None
@@ -254,7 +253,7 @@ class SqlServerSink(TwoPhaseCommitSink):
         return {**self.__dict__, "_writing": None}
 
     def validate(self, schema: pa.Schema) -> None:
-        """Compare with the table and the server's settings; make the tables of records that are missing."""
+        """Check the table and the server's settings; create missing tables of records."""
         self.table.check_columns(schema)
         with self.server.config_errors(), self.server.session() as session:
             self.server.check(session, prepared=self.transactions == PREPARED)
@@ -272,43 +271,43 @@ class SqlServerSink(TwoPhaseCommitSink):
         return transaction.as_transaction()
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """Send rows; one that the table refuses is refused while the job can go back."""
+        """Send rows; the server refuses bad ones while the job can still go back."""
         writing = begun(self, self._writing, transaction)
         if batch.num_rows:
             writing.write(batch)
 
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        """Prepare the transaction, or commit the staged rows, and leave the session."""
+        """Prepare the transaction, or commit the staged rows, and close the session."""
         writing = begun(self, self._writing, transaction)
         writing.finish()
         self._writing = None
         return msgspec.structs.replace(writing.transaction, rows=writing.rows).as_transaction()
 
     def commit(self, transaction: Transaction) -> None:
-        """Make the rows visible, once."""
+        """Make the rows of one transaction visible, unless its commit is recorded."""
         self.commit_all([transaction])
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
         """Commit prepared ones one by one, and all staged ones that follow each other in one transaction."""
         found = [SqlTransaction.read(transaction) for transaction in transactions]
         if found:
-            with self._settling(CommitLostError, _REPAIR) as settling:
-                settling.commit_all(found)
+            with self._settlement(CommitLostError, _REPAIR) as settlement:
+                settlement.commit_all(found)
 
     def abort(self, transaction: Transaction) -> None:
-        """Roll back, or delete what is staged; a session that is still writing is ended."""
+        """Roll back, or delete the staged rows; a session that is still writing is ended."""
         target = SqlTransaction.read(transaction)
         if self._writing is not None and is_open(self._writing, target):
             self._writing.discard()
             self._writing = None
             return
-        with self._settling(UnavailableError, _LOOK) as settling:
-            settling.abort(target)
+        with self._settlement(UnavailableError, _LOOK) as settlement:
+            settlement.abort(target)
 
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:
         """List what is prepared in this database and what is staged beside the table."""
-        with self._settling(UnavailableError, _LOOK) as settling:
-            found = settling.found(job, sink, only_staged=self.transactions == STAGED)
+        with self._settlement(UnavailableError, _LOOK) as settlement:
+            found = settlement.found(job, sink, only_staged=self.transactions == STAGED)
         return [each.as_transaction() for each in found]
 
     @override
@@ -317,7 +316,7 @@ class SqlServerSink(TwoPhaseCommitSink):
             return Records(session, self.table.schema).newest(job, sink)
 
     @contextmanager
-    def _settling(self, for_good: type[PenstockError], follows: str) -> Iterator[Settling]:
-        """A session of the driver; what the server refuses for good is raised as this error, with what follows."""
+    def _settlement(self, for_good: type[PenstockError], follows: str) -> Iterator[Settlement]:
+        """Open a session of the driver. A permanent failure is raised as `for_good`, with `follows` in its message."""
         with self.server.commit_errors(for_good, follows), self.server.session() as session:
-            yield Settling(self.server, session, self.table)
+            yield Settlement(self.server, session, self.table)

@@ -1,4 +1,4 @@
-"""`harness` and `run`: own code under test, as a job would declare it. No Spark."""
+"""`harness` and `run`: user code under test, as a job would declare it. No Spark."""
 
 from __future__ import annotations
 
