@@ -5,12 +5,31 @@ While the command line runs a user's file to find the job in it, no job may star
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 from penstock.errors import ConfigError
 from penstock.places import AT, calling_place
+
+
+class StartArguments(TypedDict, total=False):
+    """The arguments of `Job.start` that the command line can give; `Job.start` explains them."""
+
+    available_now: bool
+    restore: int | None
+    takeover: bool
+    drop_state: tuple[str, ...]
+    drop_sources: tuple[str, ...]
+    rename: Mapping[str, str]
+    positions: Mapping[str, object]
+    drain: bool
+    savepoint: str | None
+    claim: bool
+    ui: str | bool | None
+    ui_token: str | None
+    ui_read_only: bool
 
 
 class _Asked:

@@ -55,14 +55,14 @@ def connection(monkeypatch) -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair()
     nobody = {"pid": 0, "connection": None, "supervisor": None, "supervisor_id": ""}
     for name, nothing in nobody.items():
-        monkeypatch.setattr(channel._OfThisProcess, name, nothing)
+        monkeypatch.setattr(channel._ThisProcess, name, nothing)
     monkeypatch.setenv(ENVIRONMENT, socket_name(theirs.fileno()))
     number = theirs.detach()
     with ours:
         ours.settimeout(5)
         yield ours
     with suppress(OSError):
-        if channel._OfThisProcess.connection is None:
+        if channel._ThisProcess.connection is None:
             os.close(number)
 
 
@@ -275,7 +275,7 @@ def test_only_who_has_its_socket_is_of_a_supervisor(connection, monkeypatch) -> 
     monkeypatch.setenv(ID_ENVIRONMENT, "abc")
     assert channel.supervised_by() == "abc"
     assert ID_ENVIRONMENT not in os.environ
-    monkeypatch.setattr(channel._OfThisProcess, "supervisor_id", "")
+    monkeypatch.setattr(channel._ThisProcess, "supervisor_id", "")
     monkeypatch.setenv(ID_ENVIRONMENT, "another")
     assert channel.supervised_by() == ""
 
@@ -377,7 +377,7 @@ def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monke
     """Neither by its environment, nor by an open file, nor as a fork."""
     name = os.environ[ENVIRONMENT]
     os.set_inheritable(int(name.partition(":")[0]), True)
-    channel.keep_to_oneself()
+    channel.take_socket_from_environment()
     assert ENVIRONMENT not in os.environ
     look = (
         "import sys; from penstock.supervise.channel import socket_name; print(socket_name(int(sys.argv[1])))"
@@ -385,7 +385,7 @@ def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monke
     command = [sys.executable, "-c", look, name.partition(":")[0]]
     told = subprocess.run(command, close_fds=False, check=True, capture_output=True, text=True)
     assert told.stdout.strip() != name
-    monkeypatch.setattr(channel._OfThisProcess, "pid", os.getpid() + 1)  # as a fork sees it
+    monkeypatch.setattr(channel._ThisProcess, "pid", os.getpid() + 1)  # as a fork sees it
     assert channel.supervisor() is None
 
 

@@ -17,11 +17,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.ui_options import UiOptions
@@ -31,9 +31,9 @@ from penstock.ids import checked_name
 from penstock.job import Job
 from penstock.ownership.heartbeat import refuse_if_running
 from penstock.savepoint.manifest import read_manifest
-from penstock.start_options import asked_on_the_command_line, loading
+from penstock.start_options import StartArguments, asked_on_the_command_line, loading
 from penstock.storage import open_job_storage, open_storage
-from penstock.supervise.channel import keep_to_oneself
+from penstock.supervise.channel import take_socket_from_environment
 from penstock.supervise.decisions import BY_DEFAULT, Supervision, strategy_of, without
 from penstock.supervise.keeper import Keeper
 from penstock.wording import did_you_mean
@@ -215,51 +215,29 @@ def _text(node: ast.expr | None) -> str:
 
 
 def run_file(
-    file: Path,
-    name: str | None,
-    *,
-    arguments: Sequence[str] = (),
-    available_now: bool,
-    restore: int | None,
-    takeover: bool,
-    drop_state: tuple[str, ...] = (),
-    drop_sources: tuple[str, ...] = (),
-    rename: Mapping[str, str] | None = None,
-    positions: Mapping[str, object] | None = None,
-    drain: bool = False,
-    savepoint: str | None = None,
-    claim: bool = False,
-    ui: str | bool | None = None,
-    ui_token: str | None = None,
-    ui_read_only: bool = False,
+    file: Path, name: str | None, arguments: Sequence[str] = (), **options: Unpack[StartArguments]
 ) -> None:
-    """Run the job of a file until it ends, as `Job.run` does. Messages name the options of the command line."""
-    keep_to_oneself()
+    """Run the job of a file until it ends, as `Job.run` does; messages name the options of the command line."""
+    take_socket_from_environment()
     with asked_on_the_command_line(), as_its_own_program(file, arguments):
-        if ui is not None:  # fail before Spark starts
-            check_installed()
-            bind(UiOptions.checked(ui, ui_token, read_only=ui_read_only)).close()
-        if not takeover:
-            refuse_early(file)
-        if savepoint is not None and not claim:  # a claimed savepoint may be deleted already
-            read_manifest(open_storage(savepoint))  # fail before Spark starts
+        _check_early(file, options)
         with ended_by_ctrl_c():
             job = load_job(file, name)
-        job.run(
-            available_now=available_now,
-            restore=restore,
-            takeover=takeover,
-            drop_state=drop_state,
-            drop_sources=drop_sources,
-            rename=rename,
-            positions=positions,
-            drain=drain,
-            savepoint=savepoint,
-            claim=claim,
-            ui=ui,
-            ui_token=ui_token,
-            ui_read_only=ui_read_only,
-        )
+        job.run(**options)
+
+
+def _check_early(file: Path, options: StartArguments) -> None:
+    """Refuse before Spark starts, where that is possible."""
+    ui, savepoint = options.get("ui"), options.get("savepoint")
+    if ui is not None:
+        check_installed()
+        bind(
+            UiOptions.checked(ui, options.get("ui_token"), read_only=options.get("ui_read_only", False))
+        ).close()
+    if not options.get("takeover"):
+        refuse_early(file)
+    if savepoint is not None and not options.get("claim"):  # a claimed savepoint may be gone
+        read_manifest(open_storage(savepoint))
 
 
 _OWN_FLAGS, _OWN_VALUED = ("--keep-alive",), ("--restart",)

@@ -25,7 +25,7 @@ from penstock.errors import ConfigError
 from penstock.spark.class_archive import archive_options
 from penstock.spark.java import JavaHome, cache_dir, find_java, use_java, write_cached
 from penstock.spark.versions import with_version
-from penstock.supervise.channel import keep_to_oneself
+from penstock.supervise.channel import take_socket_from_environment
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def local_session(
         raise ConfigError(f"cores is {cores}; a local session needs at least 1", cores=cores)
     master = _with_retries(master or f"local[{cores}]")
     _refuse_other_master(master)
-    keep_to_oneself()
+    take_socket_from_environment()
     java = find_java()
     java_home = use_java(java, quiet=True)
     os.environ["PYSPARK_PYTHON"] = sys.executable

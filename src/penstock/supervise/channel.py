@@ -220,7 +220,7 @@ class Supervisor:
         os.kill(os.getpid(), number)  # to the main thread, which may be anywhere
 
 
-class _OfThisProcess:
+class _ThisProcess:
     """One for the process, and none for what is forked off it."""
 
     making = threading.Lock()
@@ -231,28 +231,28 @@ class _OfThisProcess:
     supervisor: Supervisor | None = None
 
 
-def keep_to_oneself() -> None:
+def take_socket_from_environment() -> None:
     """What this program starts from here on, such as Spark or another job, knows nothing of the supervisor."""
-    with _OfThisProcess.making:
+    with _ThisProcess.making:
         said, its_id = os.environ.pop(ENVIRONMENT, ""), os.environ.pop(ID_ENVIRONMENT, "")
         number = said.partition(":")[0]
         if number.isdecimal() and socket_name(int(number)) == said:
             connection = socket.socket(fileno=int(number))
             connection.set_inheritable(False)
-            _OfThisProcess.pid, _OfThisProcess.connection = os.getpid(), connection
-            _OfThisProcess.supervisor_id = its_id
+            _ThisProcess.pid, _ThisProcess.connection = os.getpid(), connection
+            _ThisProcess.supervisor_id = its_id
 
 
 def supervised_by() -> str:
     """The id of the supervisor that started this program; '' where none did."""
-    keep_to_oneself()
-    return _OfThisProcess.supervisor_id if _OfThisProcess.pid == os.getpid() else ""
+    take_socket_from_environment()
+    return _ThisProcess.supervisor_id if _ThisProcess.pid == os.getpid() else ""
 
 
 def supervisor() -> Supervisor | None:
     """The supervisor that started this program, if one did."""
-    keep_to_oneself()
-    ours = _OfThisProcess
+    take_socket_from_environment()
+    ours = _ThisProcess
     if ours.connection is None or ours.pid != os.getpid():
         return None
     with ours.making:
