@@ -28,7 +28,7 @@ from penstock.state.backends.rocksdb_database import (
     MAX_SORTED_RUNS,
     Database,
     DatabaseHeader,
-    TableHeader,
+    DatabaseTable,
 )
 
 
@@ -304,7 +304,7 @@ def test_a_database_of_something_else_is_refused(cluster: Cluster) -> None:
         (b"\xc1", CorruptStateError, "header .* cannot be read"),
         (
             msgspec.msgpack.encode(
-                DatabaseHeader("views", 0, 1, 8, (TableHeader("t", b"", b"", False, False),))
+                DatabaseHeader("views", 0, 1, 8, (DatabaseTable("t", b"", b"", False, False),))
             ),
             CorruptStateError,
             "header .* cannot be read",

@@ -41,7 +41,7 @@ MOST_TABLES = 127
 FORMAT_VERSION = 2
 
 
-class TableHeader(msgspec.Struct, frozen=True):
+class DatabaseTable(msgspec.Struct, frozen=True):
     """A table, with its columns as Arrow's own schema messages."""
 
     name: str
@@ -60,7 +60,7 @@ class DatabaseHeader(msgspec.Struct, frozen=True):
     subtask: int
     parallelism: int
     max_parallelism: int
-    tables: tuple[TableHeader, ...] = ()
+    tables: tuple[DatabaseTable, ...] = ()
     format: int = FORMAT_VERSION
 
 
@@ -80,11 +80,11 @@ def new_header(workplace: Workplace, layout: StateLayout) -> bytes:
     )
 
 
-def _stored(table: TableLayout) -> TableHeader:
+def _stored(table: TableLayout) -> DatabaseTable:
     identity, value = (
         schema.remove_metadata().serialize().to_pybytes() for schema in (table.identity, table.value)
     )
-    return TableHeader(table.name, identity, value, table.ordered, table.by_time, _stamps(table))
+    return DatabaseTable(table.name, identity, value, table.ordered, table.by_time, _stamps(table))
 
 
 def _stamps(table: TableLayout) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def same_stamps(header: DatabaseHeader, layout: StateLayout) -> bool:
     return all(table.stamps == _stamps(layout.by_name[table.name]) for table in header.tables)
 
 
-def _layout(table: TableHeader) -> StoredColumns:
+def _layout(table: DatabaseTable) -> StoredColumns:
     identity, value = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (table.identity, table.value))
     visible = pa.schema(list(value)[: len(value) - len(table.stamps)])
     return StoredColumns(identity, visible, (table.ordered, table.by_time))
