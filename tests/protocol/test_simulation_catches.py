@@ -668,7 +668,7 @@ def record_time_that_has_not_come(patch: Patch) -> None:
 @mutation(**TIMED, drains=True, wakes_every=1)
 def keep_what_the_end_of_time_has_done(patch: Patch) -> None:
     patch.setattr(
-        run, "living_by_event_time", lambda layouts: frozenset({"first"}) if layouts else frozenset()
+        run, "expiring_by_event_time", lambda layouts: frozenset({"first"}) if layouts else frozenset()
     )
     patch.setattr(SortedState, "purge", lambda self: None)
 
