@@ -188,7 +188,7 @@ def test_one_that_was_replaced_wakes_up(site: Site, folder: LocalStorage, at_man
         create_savepoint(site.storage, six(site), LocalStorage(folder.root), token="bb")
 
     slow = Interrupted(folder, replaced, at_manifest=at_manifest)
-    with pytest.raises(ConfigError, match="has a savepoint by now"):
+    with pytest.raises(ConfigError, match="has a savepoint of another request by now"):
         create_savepoint(site.storage, five(site), slow, token="aa")
     assert check_whole(folder, site.root).id == "bb"
 
@@ -239,7 +239,7 @@ def test_it_is_deleted_while_another_one_begins(site: Site, folder: LocalStorage
         folder.delete(folder.names())
         others.append(claim_folder(LocalStorage(folder.root), "bb"))
 
-    with pytest.raises(ConfigError, match="somebody else"):
+    with pytest.raises(ConfigError, match="another request"):
         create_savepoint(site.storage, five(site), Interrupted(folder, taken), token="aa")
     assert folder.names() == [MAKING]
     with pytest.raises(ConfigError, match="is no savepoint"):

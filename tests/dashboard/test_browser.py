@@ -128,7 +128,7 @@ def test_who_types_is_not_disturbed(seen: Watched, server: PageServer) -> None:
     field.focus()
     with seen.page.expect_response(lambda answer: answer.url.endswith("/actions")):
         server.show(later(healthy(), 3, state=died().state))
-    seen.page.get_by_text("nobody would do it").wait_for(state="attached")
+    seen.page.get_by_text("so it accepts no actions").wait_for(state="attached")
     assert seen.page.locator("dialog[open]").count() == 1
     assert field.input_value() == "backups/friday"
     assert seen.page.evaluate("document.activeElement.name") == "to"
@@ -217,7 +217,7 @@ def test_an_action_is_confirmed_and_its_outcome_comes_by_itself(seen: Watched, s
     seen.goto(f"{JOB}/actions")
     seen.page.get_by_role("button", name="Stop with savepoint").first.click()
     dialog = seen.page.locator("dialog[open]")
-    dialog.get_by_text("Everything processed is completed and committed").wait_for()
+    dialog.get_by_text("completes and commits a checkpoint of everything processed").wait_for()
     dialog.get_by_label("Folder").fill("backups/last")
     dialog.get_by_label("Drain").check()
     dialog.get_by_role("button", name="Stop with savepoint").click()
@@ -225,7 +225,7 @@ def test_an_action_is_confirmed_and_its_outcome_comes_by_itself(seen: Watched, s
     assert server.asked == []
     dialog.get_by_label("Folder").fill("/backups/last")
     dialog.get_by_role("button", name="Stop with savepoint").click()
-    shown(seen, "Asked. The job takes it on")
+    shown(seen, "Requested. The job accepts it")
     assert server.asked == [("stop", {"savepoint": "true", "to": "/backups/last", "drain": "true"})]
     server.outcome = Outcome(request=server.outcome.request, state="done", facts={"folder": "/backups/last"})
     seen.page.locator("#outcome.good").wait_for()
@@ -238,7 +238,7 @@ def test_whoever_does_not_confirm_asks_for_nothing(seen: Watched, server: PageSe
     for close in ("button", "escape", "beside"):
         seen.page.get_by_role("button", name="Cancel the job").first.click()
         dialog = seen.page.locator("dialog[open]")
-        dialog.get_by_text("No last checkpoint is made").wait_for()
+        dialog.get_by_text("It makes no last checkpoint").wait_for()
         if close == "button":
             dialog.get_by_role("button", name="Do nothing").click()
         elif close == "escape":

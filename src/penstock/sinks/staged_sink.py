@@ -191,7 +191,7 @@ class StagedSink(TwoPhaseCommitSink):
 
 
 class HandoverSink(StagedSink):
-    """A sink without `hand_over`."""
+    """Commits transactions one by one, in order; subclasses implement `hand_over`."""
 
     @abstractmethod
     def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:

@@ -68,7 +68,7 @@ class MySQLColumn(Column):
 
 
 class MySQLTable(TargetTable):
-    """A table of InnoDB."""
+    """The InnoDB table that a `MySQL` or `MariaDB` sink writes to."""
 
     server = "MySQL or MariaDB"
     quote = "`"

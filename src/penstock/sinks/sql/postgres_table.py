@@ -101,7 +101,7 @@ class PostgresColumn(Column):
 
 
 class PostgresTable(TargetTable):
-    """A table of PostgreSQL."""
+    """The table that a `Postgres` sink writes to."""
 
     server = "PostgreSQL"
     unique_index_must = ", not deferrable"
