@@ -96,7 +96,7 @@ class CheckpointWanted:
 
 @dataclass(frozen=True)
 class AnswerTaken:
-    """Whoever wanted a checkpoint has it, or does not wait any more."""
+    """The waiter of a wanted checkpoint has its answer, or no longer waits."""
 
     token: str
 

@@ -3,7 +3,7 @@
 What always holds:
 1. A file is discarded only when no retained checkpoint, no pending one, no working version and no record of what was begun
    names it.
-2. A file is called durable only when somebody has said that it is in storage.
+2. A file is called durable only after an upload has confirmed that it is in storage.
 3. A file of a batch that is not finished yet is left alone, for nobody knows which attempt Spark keeps. When the batch is finished, or
    the run is over, it is either named or garbage.
 """

@@ -1,9 +1,9 @@
 """Holds: a reader that does not own the job keeps a checkpoint from being deleted while it reads it. Driver and readers.
 
-`holds/<token>.json` says until when it is good, and is renewed by whoever put it there. A reader puts its hold first, then chooses the
-newest checkpoint, and then says in the hold which one it is: that one alone is kept for it. The run that owns the job looks for good holds
-behind the metadata that subsumes a checkpoint, and before anything of it is deleted, see `Coordinator`: whoever has chosen it had put its
-hold by then. A reader that dies holds nothing up: its hold ends by itself.
+`holds/<token>.json` says until when it is good, and its owner renews it. A reader puts its hold first, then chooses the
+newest checkpoint, and then says in the hold which one it is: that one alone is kept for it. The run that owns the job looks for valid holds
+after it has written the metadata that subsumes a checkpoint, and before it deletes anything of it, see `Coordinator`: a reader that has chosen
+the checkpoint has written its hold by then. The hold of a reader that dies expires.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def times_in_a_row(failures: Sequence[Failure]) -> int:
 
 
 def would_come_again(failures: Sequence[Failure], times: Sequence[float], *, available_now: bool) -> bool:
-    """Whether the newest failure has come so often that one more attempt is of no use; somebody waits for `available_now`.
+    """Whether the newest failure has occurred so often that another attempt is pointless; an `available_now` run has a caller that waits.
 
     `times` (s) says of each failure when it came.
     """

@@ -1,6 +1,6 @@
-"""What somebody asks a running job for, from anywhere that reaches its storage. No port is needed. Driver, and whoever asks.
+"""Requests to a running job, from anywhere that reaches its storage. No port is needed. Driver and clients.
 
-    requests/<id>.json    what is asked for, and until when; written by whoever asks
+    requests/<id>.json    the request, and until when it is valid; written by the client
     requests/<id>.taken   who has decided about it, created exclusively: the run that performs it, or the asker who does not wait any more
     requests/<id>.done    what came of it, created exclusively
 
