@@ -2,8 +2,8 @@
 
 `holds/<token>.json` says until when it is good, and its owner renews it. A reader puts its hold first, then chooses the
 newest checkpoint, and then says in the hold which one it is: that one alone is kept for it. The run that owns the job looks for valid holds
-after it has written the metadata that subsumes a checkpoint, and before it deletes anything of it, see `Coordinator`: a reader that has chosen
-the checkpoint has written its hold by then. The hold of a reader that dies expires.
+after it has written the metadata that subsumes a checkpoint, and before it deletes anything of it, see `Coordinator`: a reader that
+has chosen the checkpoint has written its hold by then. The hold of a reader that dies expires.
 """
 
 from __future__ import annotations
