@@ -38,6 +38,10 @@ class KafkaTarget(SinkContract):
             self._validated[asked] = pickle.dumps(super().sink())
         return pickle.loads(self._validated[asked])
 
+    def starts_anew(self) -> None:
+        """Validate the next sink, as the start of a job does."""
+        self._validated.clear()
+
     def make_sink(self, **changes: Any) -> Kafka:
         settings = {"commits_topic": self.commits, "staging": self.staging, **self.settings, **changes}
         return Kafka(self.broker.address, self.topic, **settings)

@@ -336,6 +336,7 @@ def made_anew(suite: KafkaTarget) -> None:
     admin.delete_topics([suite.commits])[suite.commits].result(PATIENCE_S)
     while suite.commits in admin.list_topics(timeout=PATIENCE_S).topics:
         pass
+    suite.starts_anew()
 
 
 @pytest.mark.parametrize("earlier", [True, False])

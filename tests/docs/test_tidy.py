@@ -22,18 +22,18 @@ OPERATOR_KINDS = {"Aggregate", "Process", "Top", "Window", "Dedupe", "Join", "Lo
 OPERATOR_FOLDERS = ("operators/", "spark/operators/")
 
 BOUNDS = {
-    "switches on operator kinds outside their folder": 2,
-    "modules that know dedupe": 5,
+    "switches on operator kinds outside their folder": 1,
+    "modules that know dedupe": 4,
     "modules that know lookup": 4,
-    "modules that know window": 25,
-    "modules": 477,
-    "lines of code": 58_800,
-    "modules under 40 lines of code": 69,
-    "modules imported by one module only": 82,
-    "public class names with two meanings": 13,
-    "module names used twice": 37,
-    "docstrings of at most four words": 263,
-    "docstrings that only point elsewhere": 50,
+    "modules that know window": 20,
+    "modules": 351,
+    "lines of code": 58_300,
+    "modules under 40 lines of code": 40,
+    "modules imported by one module only": 50,
+    "public class names with two meanings": 4,
+    "module names used twice": 10,
+    "docstrings of at most four words": 20,
+    "docstrings that only point elsewhere": 0,
     "longest module, in lines": 500,
 }
 

@@ -259,7 +259,7 @@ def test_wrong_use_is_refused_before_anything_runs(spark, tmp_path):
             most(p).transform(lambda f: f.selectExpr("id", "most", "window_end + interval 1 day as to")),
             **in_windows,
         ),
-        "Keep the end of the window on the way, under any name",
+        "Keep the end of the window, under any name",
     )
     refused(
         lambda o, p: o.lookup(p.select("id"), on=[("order_id", "id")], uid="l"),

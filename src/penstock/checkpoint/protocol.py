@@ -215,7 +215,7 @@ class Protocol:
                 late = self._under_way.late(now)
                 return self._give_up_all(late, FailureReason.EXPIRED, now) + self._trigger_idle(now)
             case CheckpointWanted() | AnswerTaken():
-                return self._request_changed(event, now)
+                return self._record_waiter(event, now)
             case Drain():
                 self._draining = True
                 return self._trigger_idle(now)
@@ -268,7 +268,7 @@ class Protocol:
         actions += self._give_up_all(older, FailureReason.SUBSUMED, now)
         return actions + self._subsume() + self._trigger_idle(now) + self._completions(now)
 
-    def _request_changed(self, event: CheckpointWanted | AnswerTaken, now: EventTimestamp) -> list[Action]:
+    def _record_waiter(self, event: CheckpointWanted | AnswerTaken, now: EventTimestamp) -> list[Action]:
         if isinstance(event, AnswerTaken):
             self._waited_for.pop(event.token, None)
             return []

@@ -231,7 +231,7 @@ class RequestServer:
         claim.check()
         with self._lock:
             self._under_way[request_id] = request
-        _log.info("%s is asked for by %s", request.kind, request.by or "somebody")
+        _log.info("%s is asked for by %s", request.kind, request.by or "an unknown user")
         self._on_taken(request_id, request)
         self._begin(request_id, request)
 
@@ -280,14 +280,14 @@ class RequestServer:
         try:
             self._actions.stop(request_id, request)
         except Exception as error:  # noqa: BLE001 - written as the answer
-            _log.warning("a stop that somebody asked for was refused: %s", error)
+            _log.warning("a requested stop was refused: %s", error)
             self._answer(request_id, Done.failed(error))
 
     def _perform(self, request_id: str, request: Request, deed: Callable[[str, Request], Facts]) -> None:
         try:
             done = Done(ok=True, facts=deed(request_id, request))
         except Exception as error:  # noqa: BLE001 - written as the answer
-            _log.warning("a %s that somebody asked for could not be made: %s", request.kind, error)
+            _log.warning("a requested %s could not be made: %s", request.kind, error)
             _log.debug("where the %s failed", request.kind, exc_info=error)
             done = Done.failed(error)
         self._answer(request_id, done)

@@ -226,7 +226,7 @@ def _saved(folder: Storage, uid: str, saved: SavedOperator) -> OperatorContents:
 
 
 def _check_sizes(folder: Storage, manifest: Manifest) -> None:
-    """Cheap, and on the driver, where the error is seen as it is. Checksums are looked at by whoever reads the file."""
+    """Cheap, and on the driver, so the user sees the error itself. The reader of a file checks its checksum."""
     for file in manifest.files:
         found = folder.size(file.path)
         if found != file.size:

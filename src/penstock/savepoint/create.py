@@ -170,7 +170,7 @@ def claim_folder(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOM
     attempt = Attempt(to, token, new_mark(randomness))
     mine = msgspec.json.encode(_Maker(token, attempt.mark))
     if not to.create(MAKING, mine):
-        _refuse_if_of_somebody_else(to, token)
+        _refuse_if_taken(to, token)
         to.put(MAKING, mine)
         foreign = [
             name for name in to.names() if name not in {MAKING, MANIFEST} and not _OURS.fullmatch(name)
@@ -188,7 +188,7 @@ def refuse_if_taken(to: Storage, token: str) -> None:
     to.check_place()
     there = to.names()
     if MAKING in there:
-        _refuse_if_of_somebody_else(to, token)
+        _refuse_if_taken(to, token)
     elif there and not _is_of(to, token):
         raise _taken(to, there)
 
@@ -206,7 +206,7 @@ def _taken(to: Storage, names: list[str]) -> ConfigError:
     return ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
 
 
-def _refuse_if_of_somebody_else(to: Storage, token: str) -> None:
+def _refuse_if_taken(to: Storage, token: str) -> None:
     maker = _maker(to)
     if maker is not None and same_request(maker.token, token):
         return

@@ -1,6 +1,6 @@
 """The rows of one table of a savepoint or checkpoint, in parts, of which each task reads one. Driver and executors.
 
-A part holds the key groups of one subtask. Whoever wants certain keys reads only the parts that own them, and of a savepoint's file only
+A part holds the key groups of one subtask. A reader of certain keys reads only the parts that own them, and of a savepoint's file only
 the row groups that may hold them. Every file is looked at, size and checksum, before a row of it is used.
 """
 

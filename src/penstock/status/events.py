@@ -89,7 +89,7 @@ class CheckpointCompleted(_Event, frozen=True, kw_only=True, tag="checkpoint_com
     subtasks: tuple[SubtaskTimes, ...] = ()
     subtasks_in_all: int = 0
     wanted: bool = False
-    """Somebody had asked for it."""
+    """Whether a user had requested it."""
 
 
 class CheckpointCommitted(_Event, frozen=True, kw_only=True, tag="checkpoint_committed"):

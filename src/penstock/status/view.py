@@ -91,7 +91,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = False
     """Whether its failure counts against `tolerable_failures`."""
     wanted: bool = False
-    """Somebody had asked for it."""
+    """Whether a user had requested it."""
 
 
 class FailureView(msgspec.Struct, frozen=True, kw_only=True):

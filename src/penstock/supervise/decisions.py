@@ -117,7 +117,7 @@ class Supervision:
         if end.kind in _FINAL and not curable:
             return Decision(restarts=False, why=_FINAL[end.kind])
         if end.status in _ASKED:
-            return Decision(restarts=False, why="somebody asked the program itself to end")
+            return Decision(restarts=False, why="a user asked the program itself to end")
         return self._by_strategy(at)
 
     def _by_strategy(self, at: float) -> Decision:

@@ -161,7 +161,7 @@ class Driver:
         self._coordinator.handle(self._events.popleft())
 
     def _want(self) -> None:
-        """Somebody asks for a checkpoint of all that is finished."""
+        """Request a checkpoint of all finished batches."""
         token = f"{self._run_number}-{next(self._attempts)}"
         self._wanted[token] = self._finished
         self._events.append(CheckpointWanted(token))

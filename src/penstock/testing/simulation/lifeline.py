@@ -1,6 +1,6 @@
 """The life of one simulated driver process: it may die at any I/O call, or stop there and go on much later.
 
-A process that may stop runs in a thread of its own, but never two move at a time: whoever lets one go on waits until it
+A process that may stop runs in a thread of its own, but never two move at a time: the one that resumes another waits until it
 stops again or ends. So a seed replays everything.
 """
 
