@@ -233,7 +233,7 @@ def times_in_a_row(failures: Sequence[Failure]) -> int:
 
 
 def would_come_again(failures: Sequence[Failure], times: Sequence[float], *, available_now: bool) -> bool:
-    """Whether the newest failure has been repeated so often that another attempt is pointless. With `available_now`, a caller waits, so fewer are enough.
+    """Whether the newest failure has been repeated so often that another attempt is pointless; sooner with `available_now`.
 
     `times`: when each failure occurred, in seconds.
     """
