@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             .key_by("shop")
             .aggregate(n=COUNT, uid="w")
         ),
-        "which has early .* Aggregate the rows in front.* leave early out there$",
+        "which has early .* Aggregate the rows before.* leave early out there$",
     ),
     "windows of both": (
         lambda: updated(5, 5).key_by("shop").window(ps.windows.count(2)).aggregate(n=COUNT, uid="w"),
