@@ -67,7 +67,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class UnderWayNow:
+class PendingProgress:
     """The progress of a pending checkpoint, as shown to people."""
 
     checkpoint: CheckpointId
@@ -79,9 +79,9 @@ class UnderWayNow:
     """Those that have not acknowledged."""
 
 
-def _as_it_is(pending: Pending) -> UnderWayNow:
+def _as_it_is(pending: Pending) -> PendingProgress:
     batch = pending.batch
-    return UnderWayNow(
+    return PendingProgress(
         pending.checkpoint,
         pending.triggered.wall,
         batch.finished_at if batch else 0.0,
@@ -220,7 +220,7 @@ class Coordinator:
             return any(file in completed.files for completed in self._protocol.completed)
 
     @property
-    def under_way(self) -> list[UnderWayNow]:
+    def under_way(self) -> list[PendingProgress]:
         """The checkpoints that are triggered and do not exist yet, oldest first."""
         with self._lock:
             return [_as_it_is(one) for _, one in sorted(self._protocol.pending.items())]

@@ -110,8 +110,8 @@ PAUSE_AFTER_FAILURE_S = 5.0
 """The pause before a requested checkpoint is tried again after a failure, unless `min_pause` is longer."""
 
 
-class UnderWay:
-    """The pending checkpoints of one run, and what is known of those that ended."""
+class PendingCheckpoints:
+    """The pending checkpoints of one run; decides when one is triggered, expires or counts as a failure."""
 
     def __init__(self, settings: Checkpointing, started: EventTimestamp) -> None:
         self._settings = settings

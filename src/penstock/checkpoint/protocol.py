@@ -46,7 +46,7 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.needed_files import NeededFiles
-from penstock.checkpoint.pending import EventTimestamp, Pending, UnderWay
+from penstock.checkpoint.pending import EventTimestamp, Pending, PendingCheckpoints
 from penstock.config import Checkpointing, Mode
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.sinks.two_phase_commit import TransactionName
@@ -133,7 +133,7 @@ class Protocol:
         self.completed: list[Completed] = list(completed)
         self.files = NeededFiles(self.completed, restored, held)
         self.commits = DueCommits(settings.delivery_mode, identity.run)
-        self._under_way = UnderWay(settings, started)
+        self._under_way = PendingCheckpoints(settings, started)
         self.pending = self._under_way.pending
         self._content = Content(identity, settings)
         may_be_later = settings.delivery_mode is Mode.AT_LEAST_ONCE

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.coordinator import Coordinator, UnderWayNow
+from penstock.checkpoint.coordinator import Coordinator, PendingProgress
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import Mode
 from penstock.errors import FencedError, PenstockError
@@ -89,7 +89,7 @@ class LiveStatus:
         return known[1]
 
 
-def _pending(one: UnderWayNow) -> PendingLive:
+def _pending(one: PendingProgress) -> PendingLive:
     return PendingLive(
         checkpoint=one.checkpoint,
         triggered_at=one.triggered_at,

@@ -94,7 +94,7 @@ class OperatorInput:
             [pa.field(field.name, arrow_type(field.dataType)) for field in self.frame.schema.fields]
         )
 
-    def outputs(self, *, late: bool = True) -> Outputs:
+    def outputs(self, *, late: bool = True) -> OtherOutputs:
         """The other outputs of its tasks that are read. `late`: whether tasks, and not Spark, find late rows."""
         node, graph = self.node, self.graph
         second = node.second_input
@@ -106,7 +106,7 @@ class OperatorInput:
         }
         declared, read = node.side_outputs(), graph.sides_read(node)
         tags = side_tags(declared)
-        return Outputs(
+        return OtherOutputs(
             self.on_bad_record is OnBadRecord.KEEP,
             late_rows,
             {tags[name]: from_arrow_schema(declared[name].schema) for name in read},
@@ -114,8 +114,8 @@ class OperatorInput:
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """The outputs of the tasks of an operator, apart from results."""
+class OtherOutputs:
+    """The outputs of an operator's tasks besides its results, if the job reads them: bad rows, late rows, side outputs."""
 
     bad: bool = False
     late: dict[str, StructType] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class CompiledOperator:
     spec: Spec
     result: StructType
     """The columns of its results."""
-    outputs: Outputs
+    outputs: OtherOutputs
     on_bad_record: OnBadRecord
     float_keys: tuple[str, ...]
     columns: StructType
