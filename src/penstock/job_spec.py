@@ -14,12 +14,12 @@ from penstock.state.backends.base import StateBackend, StateLayout
 from penstock.storage import Storage
 
 Numbers = Mapping[str, Sequence[int]]
-"""The sources of a job, in order; of each of its streams the number under which Spark knows it. One that is read twice has one number."""
+"""The sources of a job, in order, with Spark's number of each of their streams. A stream that is read twice has one number."""
 
 
 @dataclass(frozen=True)
 class Uids:
-    """Those of one kind, in the job or in a checkpoint."""
+    """The uids of sources, operators and sinks, in the job or in a checkpoint."""
 
     sources: Collection[str]
     operators: Collection[str]

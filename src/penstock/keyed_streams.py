@@ -86,7 +86,7 @@ class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
         bool_or, bit_and, bit_or, bit_xor, max_by, min_by, first, last, any_value, count_distinct. Anything that cannot be merged exactly is
         refused by name.
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
-        `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
+        `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key without rows for this long is forgotten.
         """
         from penstock.spark.operators.aggregate import named_aggregates
 
@@ -107,10 +107,10 @@ class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
         """Keep the first `n` rows of each key in the order of `by` ('amount desc'); emits all of them, with a column `rank` from 1 on, for
         every key for which they changed in a batch.
 
-        Of rows that are equal in `by` the one that came first stays. With `of` each value of these columns counts once, with its newest
-        row: that which came last, or is the last in `order_by`; of values that are equal in `by` the smaller one comes first.
+        Among rows that are equal in `by`, the one that came first is kept. With `of`, each value of these columns counts once, with its
+        newest row: the row that came last, or the last one in `order_by`. Among values that are equal in `by`, the smaller one comes first.
         `on_bad_record`: "fail" or "skip" rows whose key is null.
-        The classic mistake: to append the results to a table. Write them by key and rank: `key=["shop", "rank"]`.
+        A common mistake is to append the results to a table. Write them by key and rank: `key=["shop", "rank"]`.
         """  # noqa: D205 - the sentence is long
         node = Top.checked(uid, self._node, self._keys, n, by=by, of=of, order_by=order_by)
         return added(self._graph, node, on_bad_record)
@@ -125,11 +125,11 @@ class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
     ) -> WindowedStream:
         """Cut the rows of each key into `ps.windows`: `tumbling("1min")`, `sliding("10min", "1min")`, `session("30min")`, `count(100)`.
 
-        `lateness`: so long a window is kept after the watermark has passed its end; rows that come meanwhile give another result of it.
-        `early`: give results of windows that have changed before they close, too, not more often than so by the clock.
-        `event_time`: the column with the time of the rows, if it is not that of the source.
-        The classic mistake: to append results to a table although there are several of a window, with `lateness` or `early`. Write them
-        by key and `window_start`.
+        `lateness`: how long a window is kept after the watermark has passed its end. Rows that arrive in this time update its result.
+        `early`: how often, at most, an open window that has changed emits a result before it closes, by the clock; never by default.
+        `event_time`: the column with the time of the rows, if it is not the event time of the source.
+        A common mistake: with `lateness` or `early` a window has several results, so do not append them to a table. Write them by key
+        and `window_start`.
         """
         options = WindowOptions.checked(
             windows, self._keys, lateness=lateness, early=early, event_time=event_time
@@ -143,7 +143,7 @@ class KeyedStream(_WithOwnCode[KeyedProcess | BatchProcess]):
     def connect(
         self, other: BroadcastStream | KeyedStream
     ) -> BroadcastConnectedStream[KeyedProcess | BatchProcess] | ConnectedKeyedStreams:
-        """Let the operator that comes next see another stream, too.
+        """Connect a second stream, which the next operator also receives.
 
         `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
         `orders.key_by("order_id").connect(payments.key_by("id"))`: those of the same key, in a `KeyedCoProcess`. Keys may have different
@@ -162,7 +162,7 @@ class ConnectedStreams:
         self._right = right
 
     def key_by(self, *columns: str) -> ConnectedKeyedStreams:
-        """Say what belongs together: rows of both streams with equal values in these columns share state."""
+        """Group both streams by these columns: rows with equal values share state."""
         return self._left.key_by(*columns).connect(self._right.key_by(*columns))
 
 
@@ -269,7 +269,7 @@ class BroadcastStream:
 
 
 def connected(graph: Graph, other: BroadcastStream) -> Broadcast:
-    """What `connect` is given, checked."""
+    """Check the argument of `connect`."""
     if not isinstance(other, BroadcastStream):
         raise ConfigError(
             f"connect({type(other).__name__}): it takes a broadcast stream, such as rules.broadcast(), or a second stream by the same key: "

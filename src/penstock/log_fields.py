@@ -108,7 +108,7 @@ def _values(record: logging.LogRecord, kind: type[_T]) -> Iterator[_T]:
 
 
 def _whose() -> _Whose | None:
-    """Threads of Spark's are nobody's: the only job of the process is meant there."""
+    """The job of this thread. In a thread of Spark, which has none, it is the only job of the process."""
     here = _HERE.get()
     if here is not None:
         return here
@@ -203,7 +203,7 @@ def json_handler(stream: TextIO) -> logging.StreamHandler[TextIO]:
 
 
 def _last_resort_as_json() -> None:
-    """Where nobody has set up a log, as in the Python workers of Spark, Python prints warnings itself: these too."""
+    """Format as JSON also the warnings that Python prints itself where no log is set up, as in Spark's Python workers."""
     if is_json() and logging.lastResort is not None:
         logging.lastResort.setFormatter(JsonLines())
 

@@ -45,7 +45,7 @@ class Work:
     """The counted unit, in the singular: `file`."""
     done: int = 0
     total: int = 0
-    """0: nobody knows."""
+    """0 if it is not known."""
     began_s: float = field(default_factory=SYSTEM_CLOCK.monotonic)
     over: bool = False
     failed: bool = False
@@ -55,7 +55,7 @@ class Work:
         self.done, self.total = done, total
 
     def left_s(self, now_s: float) -> float | None:
-        """About how long it will still take, if it goes on as it went; None where nobody can say."""
+        """The estimated time to the end, at the speed so far; None if it cannot be estimated."""
         if not 0 < self.done < self.total or now_s - self.began_s < _SURE_S:
             return None
         return (now_s - self.began_s) / self.done * (self.total - self.done)

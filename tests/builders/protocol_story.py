@@ -24,7 +24,7 @@ from penstock.checkpoint.events import (
     Event,
     MetadataWritten,
     SnapshotDurable,
-    Tick,
+    TimePassed,
     WriteMetadata,
 )
 from penstock.checkpoint.pending import EventTimestamp
@@ -113,7 +113,7 @@ class Story:
 
     def tick(self, seconds: float = 0.0) -> list[Action]:
         """Let time pass and say so."""
-        return self.after(seconds).tell(Tick())
+        return self.after(seconds).tell(TimePassed())
 
     def begin(self, batch: int, seconds: float = 0.0) -> bool:
         """Begin a batch, after some time; says whether it ends in a checkpoint."""

@@ -21,7 +21,7 @@ from penstock.checkpoint.events import (
     JobEnded,
     SnapshotDurable,
     SweepTransactions,
-    Tick,
+    TimePassed,
 )
 from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed, read_metadata
 from penstock.checkpoint.pending import EventTimestamp
@@ -369,7 +369,7 @@ def test_a_failed_checkpoint_is_told_to_people(tmp_path: Path, caplog: pytest.Lo
     scene.coordinator.begin_batch(CheckpointId(0))
     scene.clock.advance(601)
     with caplog.at_level(logging.WARNING):
-        scene.coordinator.handle(Tick())
+        scene.coordinator.handle(TimePassed())
     assert "checkpoint 0 was not complete in time: after 10 min" in caplog.text
 
 

@@ -12,7 +12,7 @@ from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Descent
-from penstock.recovery.progress_log import ProgressLog, positions, set_out, without_positions
+from penstock.recovery.progress_log import ProgressLog, fill_progress_log, positions, without_positions
 from penstock.storage import LocalStorage
 
 LAST = CheckpointId(4)
@@ -56,7 +56,7 @@ def test_positions_are_read_per_source():
 
 def test_a_run_begins_after_the_batch_of_its_checkpoint(storage):
     """The log of a run knows that batch as done, and the entry before it, without which Spark refuses to start."""
-    set_out(log(storage, 3), LAST, Barrier({}, entry("4")))
+    fill_progress_log(log(storage, 3), LAST, Barrier({}, entry("4")))
     assert log(storage, 3).entry(LAST) == log(storage, 3).entry(CheckpointId(3)) == entry("4")
     assert storage.get("spark/3/commits/4") == b'v1\n{"nextBatchWatermarkMs":7}'
     assert b'"id"' in storage.get("spark/3/metadata")
@@ -65,11 +65,13 @@ def test_a_run_begins_after_the_batch_of_its_checkpoint(storage):
 def test_no_run_finds_anything_of_another(storage):
     """Batches that an earlier run has noted, or notes from now on, are not in the log of a later one; theirs is deleted."""
     storage.put("spark/2/offsets/9", b"of a zombie")
-    set_out(log(storage, 3), LAST, Barrier({}, entry("4")))
+    fill_progress_log(log(storage, 3), LAST, Barrier({}, entry("4")))
     assert [name for name in storage.names("spark") if "/9" in name] == []
     storage.put("spark/2/offsets/10", b"of a zombie that woke up")
     assert storage.names("spark/3/offsets") == ["spark/3/offsets/3", "spark/3/offsets/4"]
-    set_out(log(storage, 2), LAST, Barrier({}, entry("4")))  # even its recovery leaves later ones alone
+    fill_progress_log(
+        log(storage, 2), LAST, Barrier({}, entry("4"))
+    )  # even its recovery leaves later ones alone
     assert storage.names("spark/3/offsets") == ["spark/3/offsets/3", "spark/3/offsets/4"]
 
 
@@ -80,7 +82,7 @@ def test_what_sources_have_noted_comes_back(storage):
     storage.put("spark/1/sources/0/.10.crc", b"crc")
     files = log(storage, 1).source_log().keep()
     storage.delete(storage.names("spark"))
-    sources = set_out(log(storage, 2), LAST, Barrier({}, entry("4"), files))
+    sources = fill_progress_log(log(storage, 2), LAST, Barrier({}, entry("4"), files))
     assert noted(storage, 2) == {path: path.encode() for path in ("0/9.compact", "0/10", "1/0")}
     storage.put("spark/2/sources/0/11", b"new")
     names = {file.path: file.name for file in sources.keep()}
@@ -97,7 +99,7 @@ def test_a_damaged_copy_is_found(storage, harm):
     if harm == "flipped":
         storage.put(file.name, b"file b")
     with pytest.raises(CorruptStateError, match=file.name):
-        set_out(log(storage, 2), LAST, Barrier({}, entry("4"), (file,)))
+        fill_progress_log(log(storage, 2), LAST, Barrier({}, entry("4"), (file,)))
 
 
 def test_without_a_checkpoint_the_sources_begin_where_they_first_did(storage):
@@ -107,7 +109,7 @@ def test_without_a_checkpoint_the_sources_begin_where_they_first_did(storage):
     storage.put("spark/2/sources/2/0", b"at 7")
     storage.put("spark/2/sources/1/0", bytes(6))  # what a crash of the machine may leave
     undecided(storage, 1, 2)
-    set_out(log(storage, 3), NO_CHECKPOINT, Barrier(), UNDECIDED)
+    fill_progress_log(log(storage, 3), NO_CHECKPOINT, Barrier(), UNDECIDED)
     assert noted(storage, 3) == {"0/0": b"at 100", "2/0": b"at 7"}
     assert storage.names("spark/3/offsets") == []
 
@@ -119,7 +121,7 @@ def test_a_source_whose_start_was_not_recorded_begins_where_it_first_did(storage
     storage.put("spark/1/sources/0/1", b"of a batch that is read again")
     storage.put("spark/1/sources/1/0", b"at 500")
     undecided(storage, 1)
-    sources = set_out(log(storage, 2), NO_CHECKPOINT, Barrier({}, "", files), UNDECIDED)
+    sources = fill_progress_log(log(storage, 2), NO_CHECKPOINT, Barrier({}, "", files), UNDECIDED)
     assert noted(storage, 2) == {"0/0": b"at 100", "1/0": b"at 500"}
     assert {file.path: file.name for file in sources.keep()} == {
         "0/0": "state/_sources/1-0-0",
@@ -132,7 +134,7 @@ def test_notes_are_taken_up_by_the_source_that_made_them(storage):
     log(storage, 1).say_who_decides({"new": [1]})
     storage.put("spark/1/sources/0/0", b"of a source that had a position")
     storage.put("spark/1/sources/1/0", b"new began at 500")
-    set_out(log(storage, 2), LAST, Barrier({}, entry("-", "3", "-")), {"new": [0], "anew": [2]})
+    fill_progress_log(log(storage, 2), LAST, Barrier({}, entry("-", "3", "-")), {"new": [0], "anew": [2]})
     assert noted(storage, 2) == {"0/0": b"new began at 500"}
 
 
@@ -150,11 +152,11 @@ def test_a_source_that_begins_anew_by_choice_does_not_begin_where_it_first_did(s
     storage.put("spark/1/sources/0/0", b"where the job began")
     went_on(storage, 1, NO_CHECKPOINT, 0)
     went_on(storage, 2, LAST, 1)
-    set_out(log(storage, 2), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]}, {"a"})
+    fill_progress_log(log(storage, 2), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]}, {"a"})
     assert noted(storage, 2) == {}
     storage.put("spark/2/sources/0/0", b"where it began anew")
     went_on(storage, 3, LAST, 1)
-    set_out(log(storage, 3), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]}, {"a"})
+    fill_progress_log(log(storage, 3), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]}, {"a"})
     assert noted(storage, 3) == {"0/0": b"where it began anew"}
 
 
@@ -164,7 +166,7 @@ def test_a_source_without_a_position_at_the_checkpoint_begins_where_it_first_did
     storage.put("spark/4/sources/0/0", b"at 100")
     went_on(storage, 4, 3, 1)
     went_on(storage, 5, LAST, 4)
-    set_out(log(storage, 5), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]})
+    fill_progress_log(log(storage, 5), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]})
     assert noted(storage, 5) == {"0/0": b"at 100"}
 
 
@@ -175,7 +177,7 @@ def test_who_begins_with_a_savepoint_does_not_begin_where_an_earlier_history_did
     went_on(storage, 1, NO_CHECKPOINT, 0)
     went_on(storage, 2, NO_CHECKPOINT, 0)
     went_on(storage, 3, LAST, 2)
-    set_out(log(storage, 3), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]})
+    fill_progress_log(log(storage, 3), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]})
     assert noted(storage, 3) == {}
 
 
@@ -188,7 +190,7 @@ def test_the_notes_of_two_runs_are_not_mixed(storage):
     storage.put("spark/2/sources/1/0", b"file d")
     storage.put("spark/2/sources/1/1", bytes(6))  # what a crash of the machine may leave
     undecided(storage, 1, 2)
-    set_out(log(storage, 3), NO_CHECKPOINT, Barrier(), UNDECIDED)
+    fill_progress_log(log(storage, 3), NO_CHECKPOINT, Barrier(), UNDECIDED)
     assert noted(storage, 3) == {"0/0": b"file b", "1/0": b"file c"}
 
 
@@ -222,5 +224,5 @@ def test_notes_that_are_being_moved_are_found(tmp_path: Path) -> None:
         storage.delete(["spark/1/sources/0/0"])
 
     storage.then = move
-    set_out(log(storage, 6), CheckpointId(-1), Barrier(), {"a": [0]})
+    fill_progress_log(log(storage, 6), CheckpointId(-1), Barrier(), {"a": [0]})
     assert storage.get("spark/6/sources/0/0") == b"from here"

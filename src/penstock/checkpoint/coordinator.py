@@ -1,7 +1,7 @@
 """Performs the actions of the protocol: metadata, commits, sweeps and deletions. Driver, one per run.
 
-The only door to the protocol: everything here may be called from any thread, except `handle`, which one thread at a time calls
-(see `loop`), or a simulation. What a method returns is of one moment.
+All access to the protocol goes through this class. Its methods may be called from any thread, except `handle`: one thread (see `loop`) or a
+simulation calls it. What a query returns may be outdated when the caller reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.checkpoint.events import (
     MetadataFailed,
     MetadataWritten,
     SweepTransactions,
-    Tick,
+    TimePassed,
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import CheckpointName, exists, mark_committed, name_of, write_metadata
@@ -57,11 +57,11 @@ class Opening:
     """A consistent snapshot of the facts that the driver needs to start a batch."""
 
     awaited: frozenset[int]
-    """The checkpoints under way, this batch's among them if it carries one."""
+    """The pending checkpoints, including that of this batch if one was triggered for it."""
     undurable: frozenset[str]
     """Files of the handles that the batch begins with, which are not known to be in storage."""
     needed: frozenset[str]
-    """Every file that something may still ask for."""
+    """Every file that a checkpoint or a task may still need."""
     completed: CheckpointId
     """The newest checkpoint that exists."""
 
@@ -91,7 +91,7 @@ def _as_it_is(pending: Pending) -> UnderWayNow:
 
 
 class Coordinator:
-    """Turns events into effects, and effects into further events."""
+    """Takes events, performs the actions that the protocol returns, and posts the results as further events."""
 
     def __init__(
         self,
@@ -134,17 +134,17 @@ class Coordinator:
         """Files without an owner that were held when the run began, in the order of their deletion."""
         self._warned: set[str] = set()
         self._handed_in: dict[CheckpointId, frozenset[str]] = {}
-        """The files of finished batches whose event, while storage holds the coordinator up, waits to be taken."""
+        """The files of finished batches whose event is still queued, for example while a slow storage blocks the coordinator."""
 
     # ── queries of the run ─────────────────────────────────────────────────────────────────────
 
     def begin_batch(
         self, batch: CheckpointId, handles: Iterable[StateHandle] = (), merged: Iterable[str] = ()
     ) -> Opening:
-        """Trigger a checkpoint with this batch's barrier, if one is due, and say what the batch must know.
+        """Trigger a checkpoint at this batch's barrier, if one is due. Returns what the driver needs to assign the batch.
 
-        `handles`: what the batch begins with. The event that the batch before is finished may still wait to be taken, so they
-        may be newer than what the protocol knows. `merged`: files among them that are in storage and that nothing names yet.
+        `handles`: the state at the start of the batch. It may be newer than what the protocol knows, because the `BatchFinished` of the
+        previous batch may still be queued. `merged`: files of these handles that are in storage and that no checkpoint names yet.
         """
         working = frozenset(name for handle in handles for name in handle.files)
         with self._lock:
@@ -158,7 +158,7 @@ class Coordinator:
             )
 
     def batch_finished(self, event: BatchFinished) -> None:
-        """Hand in a batch. Until the event is taken, its files are needed."""
+        """Post the event. Until it is handled, the files of the batch count as needed."""
         with self._lock:
             self._handed_in[event.batch] = event.files
         self._post(event)
@@ -169,7 +169,7 @@ class Coordinator:
             self._protocol.files.hold(batch, files)
 
     def give_back(self, files: Iterable[str], batch: CheckpointId) -> None:
-        """Merged files that no batch will take: they are discarded when batch `batch`, or the run, is over."""
+        """Give back merged files that no handle will name: they are discarded after batch `batch`, or when the run ends."""
         with self._lock:
             self._protocol.files.take_durable(files, batch)
 
@@ -251,7 +251,7 @@ class Coordinator:
                 self._handed_in.pop(event.batch, None)
         for action in actions:
             self._perform(action)
-        if isinstance(event, Tick):
+        if isinstance(event, TimePassed):
             self._committer.tick()
 
     def _now(self) -> EventTimestamp:

@@ -1,4 +1,4 @@
-"""The coordinator's events, its actions, and the listener that observes it (the listener). Driver."""
+"""The events that the coordinator takes, the actions that it performs, and the listener that observes it. Driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BatchFinished:
     late_rows: dict[str, int] = field(default_factory=dict)
     """How many rows of all batches so far came too late, by operator."""
     finished_at: float = 0.0
-    """When that was, for people."""
+    """When the batch finished, in seconds since the epoch."""
 
     @property
     def files(self) -> frozenset[str]:
@@ -56,7 +56,7 @@ class SnapshotDeclined:
     """The files of the state that was to be stored. They identify the attempt; Spark may have kept another one."""
     files: tuple[str, ...] = ()
     tried: int | None = None
-    """The version that `files` are of, where it is a newer one than was asked for: whether it counts is not known yet."""
+    """The version of `files`, if a newer one was uploaded instead of the requested one. Spark may not have kept its attempt."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """Time has passed: timeouts and intervals are checked."""
+class TimePassed:
+    """Time has passed: check timeouts and intervals. Sent every 0.1 s; not to be confused with a tick, which is a batch."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ class CheckpointWanted:
     """A request for a checkpoint of all finished batches: it is due at once, regardless of the interval."""
 
     token: str
-    """By which the answer is asked for."""
+    """Identifies the request, in `Protocol.answer_to` and in `AnswerTaken`."""
 
 
 @dataclass(frozen=True)
 class AnswerTaken:
-    """The waiter of a wanted checkpoint has its answer, or no longer waits."""
+    """The requester has its checkpoint, or no longer waits for it."""
 
     token: str
 
@@ -118,7 +118,7 @@ Event = (
     | MetadataWritten
     | MetadataFailed
     | Committed
-    | Tick
+    | TimePassed
     | CheckpointWanted
     | AnswerTaken
     | Drain
@@ -130,7 +130,7 @@ Event = (
 
 @dataclass(frozen=True)
 class WriteMetadata:
-    """Check the fence, then write `_metadata`; answer with `MetadataWritten` or `MetadataFailed`."""
+    """Check the claim, then write `_metadata`; answer with `MetadataWritten` or `MetadataFailed`."""
 
     completed: Completed
     wanted: bool = False
@@ -139,7 +139,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True)
 class Commit:
-    """Check the fence, then commit these of one sink in order, until it succeeds; answer with `Committed`.
+    """Check the claim, then commit these transactions of one sink in order, until it succeeds; answer with `Committed`.
 
     One action per sink: a sink that is down delays only its own transactions.
     """
@@ -157,7 +157,7 @@ class MarkCommitted:
 
 @dataclass(frozen=True)
 class SweepTransactions:
-    """Abort what attempts that Spark did not keep have left in the sinks, up to this batch."""
+    """Abort transactions in the sinks, up to this batch, that belong to task attempts which Spark did not keep."""
 
     up_to: CheckpointId
     keep: frozenset[TransactionName]

@@ -1,4 +1,4 @@
-"""The coordinator's thread: takes events one by one, sends ticks, and remembers why it failed. Driver.
+"""The coordinator's thread: takes events one by one, sends `TimePassed`, and keeps the failure that ended it. Driver.
 
 Each sink has a thread of its own (`SinkLanes`), so that one that is down holds up neither checkpoints and batches nor the other sinks.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
+from penstock.checkpoint.events import Drain, Event, JobEnded, TimePassed
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import FencedError, PenstockError
@@ -22,7 +22,8 @@ from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 
 _log = logging.getLogger(__name__)
 
-TICK_S = 0.1
+TIME_PASSED_S = 0.1
+"""How often the coordinator gets a `TimePassed`."""
 
 
 class CoordinatorLoop:
@@ -72,7 +73,7 @@ class CoordinatorLoop:
         self.post(Drain())
         while not self.coordinator.settled and self.failure is None and not given_up():
             with self._changed:
-                self._changed.wait(TICK_S)
+                self._changed.wait(TIME_PASSED_S)
             meanwhile()
         if self.failure is not None:
             raise self.failure
@@ -101,12 +102,12 @@ class CoordinatorLoop:
             )
 
     def _work(self) -> None:
-        next_tick = SYSTEM_CLOCK.monotonic() + TICK_S
+        next_time_s = SYSTEM_CLOCK.monotonic() + TIME_PASSED_S
         while True:
             try:
-                event = self._events.get(timeout=max(0.0, next_tick - SYSTEM_CLOCK.monotonic()))
+                event = self._events.get(timeout=max(0.0, next_time_s - SYSTEM_CLOCK.monotonic()))
             except queue.Empty:
-                event, next_tick = Tick(), SYSTEM_CLOCK.monotonic() + TICK_S
+                event, next_time_s = TimePassed(), SYSTEM_CLOCK.monotonic() + TIME_PASSED_S
             if event is None or not self._guard(lambda event=event: self.coordinator.handle(event)):  # type: ignore[misc]
                 return
 

@@ -1,11 +1,11 @@
 """Which files are needed, which are in storage, and what may be discarded. Pure; driver.
 
 What always holds:
-1. A file is discarded only when no retained checkpoint, no pending one, no working version and no record of what was begun
+1. A file is discarded only when no retained checkpoint, no pending one, no working version and no record of started batches
    names it.
-2. A file is called durable only after an upload has confirmed that it is in storage.
-3. A file of a batch that is not finished yet is left alone, for nobody knows which attempt Spark keeps. When the batch is finished, or
-   the run is over, it is either named or garbage.
+2. A file counts as durable only after an upload, or a restored checkpoint, has shown that it is in storage.
+3. A file of an unfinished batch is never discarded, because it is not known yet which attempt Spark keeps. When the batch has finished,
+   or the run has ended, the file is either named or garbage.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NeededFiles:
         self._early.update(dict.fromkeys(files, int(batch)))
 
     def batch_finished(self, event: BatchFinished) -> None:
-        """Its version is the working one now, and of its attempts it is known which one counts."""
+        """The state of the batch is now the working version, and it is known which task attempts count."""
         self._newest = event.batch
         self._working = event.files
         self._known |= self._working
@@ -87,7 +87,7 @@ class NeededFiles:
             del self._completed[one.run, one.checkpoint]
 
     def run_ended(self) -> None:
-        """No batch will come that begins with the working version, or that could name what is early."""
+        """No further batch will open the working version, or name files of an unfinished batch."""
         self._newest = None
         self._working = frozenset()
         self._known.update(self._early)
@@ -115,7 +115,7 @@ class NeededFiles:
         return self.undurable(self._working)
 
     def needed(self, wanted: Iterable[AbstractSet[str]]) -> set[str]:
-        """Every file that something may still ask for."""
+        """Every file that a checkpoint or a task may still need."""
         return set(self._working).union(*self._completed.values(), *self._held.values(), *wanted)
 
     def discard(self, wanted: Iterable[AbstractSet[str]]) -> tuple[str, ...]:

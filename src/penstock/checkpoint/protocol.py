@@ -42,7 +42,7 @@ from penstock.checkpoint.events import (
     SnapshotDeclined,
     SnapshotDurable,
     SweepTransactions,
-    Tick,
+    TimePassed,
     WriteMetadata,
 )
 from penstock.checkpoint.needed_files import NeededFiles
@@ -92,7 +92,7 @@ class DueCommits:
         return [] if self._mode is Mode.EXACTLY_ONCE else self._commit_up_to(event.batch)
 
     def completed(self, checkpoint: CheckpointId) -> list[Action]:
-        """Its metadata exists: commit what it named, and abort what attempts that do not count have left."""
+        """Its metadata exists: commit the transactions that it names, and abort those of attempts that do not count."""
         sweep = SweepTransactions(checkpoint, frozenset(self._uncommitted))
         return [*self._commit_up_to(checkpoint), sweep]
 
@@ -141,7 +141,7 @@ class Protocol:
         self._newest: BatchFinished | None = None
         self._draining = False
         self._waited_for: dict[str, CheckpointId] = {}
-        """By the tokens of those who wait for a checkpoint: the batch that it has to contain."""
+        """For each request that waits for a checkpoint, by its token: the batch that the checkpoint must include."""
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +154,7 @@ class Protocol:
 
     @property
     def needed_files(self) -> set[str]:
-        """Every file that something may still ask for."""
+        """Every file that a checkpoint or a task may still need."""
         return self.files.needed(self._wanted())
 
     @property
@@ -169,7 +169,7 @@ class Protocol:
         return self.completed[-1].id if self.completed else NO_CHECKPOINT
 
     def answer_to(self, token: str, *, committed: bool = False) -> Completed | None:
-        """The newest checkpoint that has what `CheckpointWanted` asked for; `committed`: whose transactions are all visible besides."""
+        """The newest checkpoint that satisfies a `CheckpointWanted`; with `committed`, one whose transactions are all visible, too."""
         at_least = self._waited_for.get(token)
         for completed in reversed(self.completed):
             if at_least is None or completed.id < at_least:
@@ -211,7 +211,7 @@ class Protocol:
                 return self._completions(now) + actions
             case Committed():
                 return self.commits.committed(event.transactions, self.completed)
-            case Tick():
+            case TimePassed():
                 late = self._under_way.late(now)
                 return self._give_up_all(late, FailureReason.EXPIRED, now) + self._trigger_idle(now)
             case CheckpointWanted() | AnswerTaken():
@@ -277,7 +277,7 @@ class Protocol:
         return self._trigger_idle(now)
 
     def _job_ended(self, now: EventTimestamp) -> list[Action]:
-        """Whether a metadata that is being written exists is for recovery to see, so its files stay."""
+        """Give up all checkpoints, except one whose metadata is being written: recovery finds out whether it exists, so its files stay."""
         left = [(one, "the run is over") for one in self._under_way.not_being_written()]
         actions = self._give_up_all(left, FailureReason.JOB_ENDED, now)
         self._newest = None
@@ -298,7 +298,7 @@ class Protocol:
         )
 
     def _trigger_idle(self, now: EventTimestamp) -> list[Action]:
-        """Complete the newest finished batch when the interval is over and no new batch takes the barrier along."""
+        """Trigger a checkpoint at the newest finished batch, if one is due and no new batch has begun that could carry it."""
         newest = self._newest
         if newest is None or newest.batch <= self.last_completed or newest.batch in self.pending:
             return []

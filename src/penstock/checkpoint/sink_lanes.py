@@ -1,6 +1,6 @@
 """One thread per sink: calls of a sink run in order, and concurrently with calls of other sinks. Driver, one per run.
 
-A call that never returns cannot be interrupted. A job that ends leaves the call behind in its thread, and that thread does nothing more.
+A call that never returns cannot be interrupted. When the job ends, the call is abandoned in its thread, which begins nothing more.
 """
 
 from __future__ import annotations

@@ -277,13 +277,13 @@ class TaskContext:
     batch: int
     clock: OperatorClock
     over_us: int | None
-    """Windows up to this moment are forgotten in the state of the batch before; None where that is not known."""
+    """Windows that end by this moment are no longer in the state that the batch opens; None if unknown."""
     on_bad_record: OnBadRecord
     bad: BadRows
     late: LateRows
     late_right: LateRows
     tolerates: Callable[[Exception], bool]
-    """Whether an exception of own code is about the row, so that the job may go on without it."""
+    """Whether an exception of own code is the fault of the row, so that the job may skip the row."""
 
 
 @dataclass
@@ -308,7 +308,7 @@ class Task(ABC):
         return False
 
     def due(self) -> Due:
-        """The moments for which the state waits after `apply`. Too early costs a batch; what is missing here is never looked for."""
+        """The moments for which the state waits after `apply`. One that is too early costs a batch; one that is missing never fires."""
         return Due()
 
     @property
@@ -317,7 +317,7 @@ class Task(ABC):
         return 0
 
     def over_us(self) -> int | None:
-        """Up to which moment windows are forgotten in the state after `apply`; None where it has no windows in event time."""
+        """The moment up to which `apply` has removed windows from the state; None for an operator without event-time windows."""
         return None
 
     # ── rows as Spark hands them over ──

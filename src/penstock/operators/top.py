@@ -1,6 +1,6 @@
 """`top`: keep the first rows of each key in an order.
 
-The plain case, in which every row counts, is in `top_rows.py`; that in which each value counts once, in `top_values.py`.
+`top_rows.py` has the two cases: every row counts, or each value of `of` counts once, with its newest row.
 """
 
 from __future__ import annotations

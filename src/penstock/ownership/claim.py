@@ -35,7 +35,7 @@ AWAY_S = 120.0
 
 
 JOB_FILE = "job.json"
-"""Says which job a storage belongs to; see `recovery.restore.JobRecord`."""
+"""Says which job a storage belongs to; see `ownership.job_record`."""
 
 
 class RunRecord(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Holds: a reader that does not own the job keeps a checkpoint from being deleted while it reads it. Driver and readers.
 
-`holds/<token>.json` says until when it is good, and its owner renews it. A reader puts its hold first, then chooses the
-newest checkpoint, and then says in the hold which one it is: that one alone is kept for it. The run that owns the job looks for valid holds
-after it has written the metadata that subsumes a checkpoint, and before it deletes anything of it, see `Coordinator`: a reader that
-has chosen the checkpoint has written its hold by then. The hold of a reader that dies expires.
+`holds/<token>.json` says until when it is valid; its reader renews it. A reader first writes its hold, then chooses the newest checkpoint,
+and then names it in the hold: only that one is kept for it. The run that owns the job looks for valid holds after it has written the
+metadata that subsumes a checkpoint, and before it deletes anything of that checkpoint (see `Coordinator`). A reader that chose the
+checkpoint has written its hold by then. The hold of a dead reader expires by itself.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from penstock.wording import duration
 _log = logging.getLogger(__name__)
 
 HOLD_S = 120.0
-"""So long a hold is good without being renewed: the clocks of two machines may differ, and storage may be away for a while."""
+"""How long a hold is valid without renewal: the clocks of two machines may differ, and storage may be unavailable for a while."""
 RENEW_S = 20.0
 BELIEVED_S = 3600.0
-"""A hold that says to be good for longer than this is not one of ours, or a clock is wrong: it must not keep checkpoints for ever."""
+"""A hold that claims to be valid for longer is not ours, or a clock is wrong: it must not keep checkpoints forever."""
 FAR_S = 1e9
 """The largest difference of clocks that is reported."""
 TOKEN_DIGITS = 32
@@ -51,11 +51,11 @@ class Hold(msgspec.Struct, frozen=True):
     """Seconds since the epoch, by the clock of the reader."""
     why: str = ""
     checkpoint: int = ANY
-    """Nothing but this one is held; `ANY`: its reader has not chosen yet."""
+    """The only checkpoint that it keeps; `ANY`: its reader has not chosen yet."""
     run: int = 0
 
     def keeps(self, checkpoint: int, run: int) -> bool:
-        """Whether this checkpoint is to stay for it."""
+        """Whether it keeps this checkpoint."""
         return self.checkpoint == ANY or (self.checkpoint, self.run) == (checkpoint, run)
 
     def is_good(self, now: float) -> bool:
@@ -93,7 +93,7 @@ class FoundHolds(NamedTuple):
 
 
 def find_holds(storage: Storage, now: float) -> FoundHolds:
-    """Look. One listing, where nobody holds."""
+    """Read all holds; without any, this costs one listing."""
     names = [name for name in storage.names("holds") if _FILE.fullmatch(name)]
     found = {name: _read(storage, name) for name in names}
     for name, hold in found.items():

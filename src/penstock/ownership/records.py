@@ -1,4 +1,4 @@
-"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive`, `<k>.ended` of run k (`.plan`, `.live`: see `journal`). Driver.
+"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive`, `<k>.ended` of run k (`.plan`, `.live`: see `status.journal`). Driver.
 
 Anyone who can write to the storage may have written these files, and requests, answers and holds. Reading them must not harm the job: no
 pipe that never ends, no file that fills the memory, no nesting that a decoder cannot follow.

@@ -196,7 +196,7 @@ class ListedRun(msgspec.Struct, frozen=True):
 
 
 def list_runs(storage: Storage, now: float, pulse: Pulse | None = None) -> list[ListedRun]:
-    """All runs of which there is a record, oldest first. `pulse`: of who looks again and again."""
+    """All runs of which there is a record, oldest first. `pulse`: kept by a caller that looks repeatedly."""
     newest = newest_run(storage)
     numbers = sorted({run for _, run in records(storage, "json", "restored", "alive", "ended")})
     return [_listed(storage, RunId(run), now, pulse, newest=run == newest) for run in numbers]

@@ -25,7 +25,7 @@ from penstock.ownership.claim import ancestors, read_descents
 from penstock.storage import Storage
 
 COPIES = "state/_sources"
-"""Beside the folders of operators, none of which can have this name."""
+"""The folder of the copies, next to those of operators. No operator can have this name."""
 
 _NUMBERED = re.compile(r"(\d+)(\.compact)?")
 
@@ -44,24 +44,24 @@ class SourceLog:
     run: RunId
     _copies: dict[str, SourceFile] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
-    """The sources that have notes from before this run."""
+    """The sources whose files from before this run are already in place, by Spark's number."""
 
     def bring_back(self, files: Iterable[SourceFile]) -> None:
-        """Put what a checkpoint names where Spark looks for it."""
+        """Put the files that a checkpoint names where Spark looks for them."""
         for file in files:
             self.storage.put(f"{self.folder}/{file.path}", self._checked(file))
             self._copies[file.path] = file
             self._known.add(_source_of(file.path))
 
     def notes_of(self, folder: str) -> dict[str, bytes]:
-        """What the sources of an earlier run have noted, by path; raises `FileNotFoundError` where it is being taken away."""
+        """The files that sources wrote in an earlier run, by path; raises `FileNotFoundError` if another run is deleting them."""
         return {path: self.storage.get(f"{folder}/{path}") for path in self._paths(folder)}
 
     def take_up(self, found: Mapping[str, bytes], numbers: Mapping[str, str]) -> None:
-        """Go on with the notes of an earlier run, for each source of which nothing is known yet: `numbers` has the new by the old ones.
+        """Copy files of an earlier run for each source that has none yet. `numbers`: the current number of a source by its earlier one.
 
-        A source's notes are those of one run: two may have noted the same under different numbers. A crash of the machine may have
-        emptied some; then an older run's are taken, or none.
+        All files of a source come from one run, because two runs may have written the same content under different numbers. A crash of the
+        machine may have emptied some of them; then the files of an older run are used, or none.
         """
         for old in {_source_of(path) for path in found} & numbers.keys():
             new = numbers[old]
@@ -72,7 +72,7 @@ class SourceLog:
                 self._known.add(new)
 
     def keep(self) -> tuple[SourceFile, ...]:
-        """Copy what is new; returns all that a query needs that goes on from the batch under way."""
+        """Copy new files; returns the copies that a query needs to resume after the current batch."""
         needed = _needed(self._paths(self.folder))
         for path in needed:
             if path not in self._copies:
@@ -81,7 +81,7 @@ class SourceLog:
         return tuple(self._copies.values())
 
     def _paths(self, folder: str) -> list[str]:
-        """What sources have noted; names with a dot in front are Hadoop's own."""
+        """The files of sources, without those of Hadoop, whose names begin with a dot."""
         paths = (name.removeprefix(f"{folder}/") for name in self.storage.names(folder))
         return [path for path in paths if not path.rpartition("/")[2].startswith(".")]
 
@@ -115,7 +115,7 @@ def _source_of(path: str) -> str:
 
 
 def _needed(paths: list[str]) -> list[str]:
-    """Without what a compacted file has taken in."""
+    """The paths, without files whose content a compacted file includes."""
     compacted: dict[str, int] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -165,7 +165,7 @@ class ProgressLog:
         )
 
     def source_log(self) -> SourceLog:
-        """What the sources of the query note for themselves."""
+        """The files that the sources of the query write for themselves."""
         return SourceLog(self.storage, f"{self.folder}/sources", self.run)
 
     def entry(self, batch: CheckpointId) -> str:
@@ -173,7 +173,7 @@ class ProgressLog:
         return self.storage.get(f"{self.folder}/offsets/{batch}").decode()
 
     def fill(self, last: CheckpointId, entry: str) -> None:
-        """Make `last` the last batch that Spark knows of, as done.
+        """Write the log so that Spark takes `last` for its last batch, and for completed.
 
         Spark also reads the entry before the last: it must exist, and a position in it holds for a source that has none in the last.
         """
@@ -185,11 +185,11 @@ class ProgressLog:
         self._put("metadata", json.dumps({"id": str(uuid5(NAMESPACE_URL, self.storage.uri))}))
 
     def say_who_decides(self, sources: Undecided) -> None:
-        """Before the query starts: which sources have no position, and so decide in this run where to begin."""
+        """Record, before the query starts, which sources have no position and therefore choose in this run where to begin."""
         self._put(_UNDECIDED, json.dumps(sources))
 
     def who_decides(self) -> dict[str, list[int]]:
-        """The same of an earlier run; none where it had not come so far."""
+        """The sources that `say_who_decides` recorded; none if the run ended before."""
         try:
             return decoded(_UNDECIDED_SOURCES, self.storage.get(f"{self.folder}/{_UNDECIDED}"))
         except (
@@ -210,18 +210,18 @@ class ProgressLog:
         return found
 
 
-def set_out(
+def fill_progress_log(
     log: ProgressLog,
     last_read: CheckpointId,
     barrier: Barrier,
     undecided: Undecided | None = None,
     anew: Collection[str] = (),
 ) -> SourceLog:
-    """Fill the folder of a new run: it goes on after batch `last_read`, which ends at the barrier. Folders of earlier runs are deleted.
+    """Fill the progress log of a new run, so that Spark continues after batch `last_read`, at the barrier. Deletes those of earlier runs.
 
-    Nothing of them is needed: what counts is in a checkpoint, or recorded as begun. Only runs that ended before they had begun
-    anything may have left where a source decided to begin, of which the record does not know. `undecided`: the sources without a position.
-    `anew`: of these the ones that have a position in the checkpoint, and forget it by choice.
+    Their content is in a checkpoint or in the record of started batches. One thing may be missing there: where a source chose to begin, in
+    a run that ended before its first batch. `undecided`: the sources without a position. `anew`: those among them whose position in
+    the checkpoint the user has discarded.
     """
     earlier = log.earlier()
     sources = log.source_log()
@@ -244,10 +244,10 @@ def set_out(
 def _left_by(
     log: ProgressLog, sources: SourceLog
 ) -> tuple[dict[int, list[str]], Sequence[tuple[RunId, Undecided, dict[str, bytes]]]]:
-    """All files of earlier runs, and for each run, the newest first, who had to decide and what was noted.
+    """All files of earlier runs; and for each run, newest first, its undecided sources and the files that they wrote.
 
-    A run that was replaced, and does not know it yet, may be taking over what an older one has left: it copies it and then deletes it.
-    A reader that lists one folder before the move and the other after it sees the file nowhere. So both are listed until nothing moved.
+    A fenced run that does not know it yet may be moving the files of an older run: it copies them, then deletes them. A listing of one
+    folder before the move and of the other after it would miss them. So both are listed until nothing has moved.
     """
     for _ in range(MOST_LOOKS):
         earlier = log.earlier()
@@ -266,7 +266,7 @@ def _left_by(
 
 
 def _noted_in(folders: Mapping[int, Sequence[str]]) -> list[str]:
-    """The names of notes: what else a query writes goes on where a run does not know yet that it was replaced."""
+    """The names of files of sources. Other files are ignored: a fenced run that does not know it yet still writes them."""
     return [name for names in folders.values() for name in names if "/sources/" in name]
 
 
@@ -284,7 +284,7 @@ class _Decided:
         self._anew = anew
 
     def of(self, run: RunId, undecided: Undecided) -> Undecided:
-        """Of the sources that had to decide in a run those whose decision holds."""
+        """The sources among `undecided` whose choice in that run also holds for this one."""
         if self._own is None or self._from.get(run, self._own) == self._own:
             return undecided
         led_here = run in self._ancestors
@@ -292,7 +292,7 @@ class _Decided:
 
 
 def _same_sources(before: Undecided, now: Undecided) -> dict[str, str]:
-    """The number now by the number of before, of each stream that had to decide then and has to now."""
+    """The current number of each stream by its earlier one, for streams that were undecided then and are now."""
     return {
         str(old): str(new)
         for uid in before.keys() & now.keys()

@@ -233,9 +233,9 @@ def times_in_a_row(failures: Sequence[Failure]) -> int:
 
 
 def would_come_again(failures: Sequence[Failure], times: Sequence[float], *, available_now: bool) -> bool:
-    """Whether the newest failure has occurred so often that another attempt is pointless; an `available_now` run has a caller that waits.
+    """Whether the newest failure has been repeated so often that another attempt is pointless; sooner with `available_now`.
 
-    `times` (s) says of each failure when it came.
+    `times`: when each failure occurred, in seconds.
     """
     in_a_row = times_in_a_row(failures)
     if available_now:

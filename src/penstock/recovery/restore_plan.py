@@ -94,7 +94,7 @@ class ResumePoint:
 
 
 class SparkProgress(NamedTuple):
-    """How the run fills its own progress log of Spark's, see `progress_log.set_out`."""
+    """How the run fills its own progress log of Spark's, see `progress_log.fill_progress_log`."""
 
     last_read: CheckpointId
     barrier: Barrier

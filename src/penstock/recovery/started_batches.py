@@ -105,8 +105,8 @@ def refuse_if_started_beyond(storage: Storage, completed: Completed) -> None:
     begun = last_started(storage)
     if begun is not None and begun.id > completed.id:
         raise ConfigError(
-            f"the job in {storage.uri} has begun batch {begun.id} at most once, behind checkpoint {completed.checkpoint}: who goes on from "
-            "that would read it again. Start the job once more and stop it: its last checkpoint has all it has begun",
+            f"the job in {storage.uri} runs at most once and has started batch {begun.id} after checkpoint {completed.checkpoint}: a start "
+            "from this checkpoint would read the batch again. Start the job once more and stop it: its last checkpoint includes the batch",
             batch=begun.id,
             checkpoint=completed.checkpoint,
         )

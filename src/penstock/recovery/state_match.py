@@ -225,7 +225,7 @@ def _identities(stored: pa.Schema, wanted: pa.Schema) -> dict[str, Conversion] |
 
 
 def _stamps(stored: TableLayout, wanted: TableLayout, carried: Collection[str]) -> dict[str, Conversion]:
-    """The stamps that go along: those of what goes along."""
+    """The stamps that are carried over: those of columns that are carried over."""
     known = {one.stamp: one for one in stored.lifetimes}
     return {
         one.stamp: Kept()
@@ -236,7 +236,7 @@ def _stamps(stored: TableLayout, wanted: TableLayout, carried: Collection[str]) 
 
 
 def _first_values(values: TableLayout, carried: Collection[str], parts: Parts) -> dict[str, object]:
-    """What keys that are known have in columns that are new."""
+    """The values that stored keys get in new columns."""
     found = {name: parts.first_value(name) for name in values.visible.names if name not in carried}
     return {name: value for name, value in found.items() if value is not None}
 

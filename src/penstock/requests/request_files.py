@@ -1,15 +1,15 @@
-"""Requests to a running job, from anywhere that reaches its storage. No port is needed. Driver and clients.
+"""The files of requests to a running job, written by any process that reaches its storage. No port is needed. Driver and clients.
 
-    requests/<id>.json    the request, and until when it is valid; written by the client
-    requests/<id>.taken   who has decided about it, created exclusively: the run that performs it, or the asker who does not wait any more
-    requests/<id>.done    what came of it, created exclusively
+    requests/<id>.json    the request, and its deadline; written by the client
+    requests/<id>.taken   created exclusively, by the run that accepts the request, or by the client that withdraws it
+    requests/<id>.done    the result, created exclusively
 
 What always holds:
-1. A request is performed only by the run that owns the job, after it has taken it on and has looked at its claim then.
-2. One that its asker has taken back is never performed, and one that was taken on cannot be taken back. Its asker deletes all three
-   files then, the request first: so who has taken it on looks whether the request is still there, before anything is done.
-3. One whose time is over is answered as such. So is one that cannot be read, or that asks for something unknown.
-4. When a run dies in the middle, the next one performs it again or answers: nothing but the answer ends it.
+1. Only the run that owns the job performs a request, after it has accepted it and then checked its claim.
+2. A withdrawn request is never performed, and an accepted one cannot be withdrawn. A client that withdraws deletes all three files,
+   the request first. So a run that has accepted a request checks that it still exists before it does anything.
+3. An expired request is answered as expired. A request that cannot be read, or that is unknown, is answered as such.
+4. When a run dies in the middle, the next run performs the request again or answers it: only an answer ends a request.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     until: float
     """The time after which no run begins with it, by the clock of the asker."""
     savepoint: bool = False
-    """Of a stop: with a savepoint."""
+    """For a stop: whether to make a savepoint."""
     to: str | None = None
     """The folder of the savepoint, as a path or URI that the driver can open; None: a new one beside the job."""
     drain: bool = False
-    """Of a stop: event time comes to its end before."""
+    """For a stop: whether to end event time first."""
     by: str = ""
     """Who asks, for people."""
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """Who has decided: the run that performs it, or None for the asker, who has taken it back."""
+    """The run that accepted the request; None: its client has withdrawn it."""
 
     run: int | None
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What came of it: facts, or why not."""
+    """The result of a request: facts, or the error."""
 
     ok: bool
     facts: Facts = {}
@@ -85,7 +85,7 @@ class Done(msgspec.Struct, frozen=True):
 
     @classmethod
     def failed(cls, error: BaseException | str) -> Done:
-        """The answer to a request that came to nothing."""
+        """The result of a request that failed."""
         kind = "" if isinstance(error, str) else type(error).__name__
         return cls(ok=False, error=storable(str(error))[:LONGEST_ERROR], kind=kind)
 

@@ -36,15 +36,15 @@ class Acknowledged:
     """By the uids of operators that received late rows."""
 
 
-def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[Answer]) -> Acknowledged:
+def acknowledged(assignment: Assignment, operators: Sequence[str], answers: Sequence[Answer]) -> Acknowledged:
     """Combine the answers of the kept attempts. A subtask without rows acknowledges with its previous handle."""
     given = [answer for answer in answers if isinstance(answer, OperatorAnswer)]
-    _check_once(given, operators, plan)
-    _check_written_once([answer for answer in answers if isinstance(answer, SinkAnswer)], plan.batch)
+    _check_once(given, operators, assignment)
+    _check_written_once([answer for answer in answers if isinstance(answer, SinkAnswer)], assignment.batch)
     handles = {
-        subtask: _carried_over(plan, subtask)
+        subtask: _carried_over(assignment, subtask)
         for uid in operators
-        for subtask in (SubtaskId(uid, index) for index in range(plan.place.parallelism))
+        for subtask in (SubtaskId(uid, index) for index in range(assignment.place.parallelism))
     }
     reports = {
         subtask: SubtaskReport(subtask, state_bytes=handle.size) for subtask, handle in handles.items()
@@ -70,11 +70,11 @@ def _bad_records(answers: Sequence[Answer]) -> dict[str, BadCount]:
     return {uid: bad for uid, bad in found.items() if bad.rows}
 
 
-def _carried_over(plan: Assignment, subtask: SubtaskId) -> StateHandle:
-    before = plan.handles.get(subtask)
+def _carried_over(assignment: Assignment, subtask: SubtaskId) -> StateHandle:
+    before = assignment.handles.get(subtask)
     if before is None:
-        return StateHandle(subtask, plan.place.backend.name, plan.batch)
-    return msgspec.structs.replace(before, version=plan.batch)
+        return StateHandle(subtask, assignment.place.backend.name, assignment.batch)
+    return msgspec.structs.replace(before, version=assignment.batch)
 
 
 def _transactions(answers: Sequence[Answer]) -> tuple[PreCommitted, ...]:
@@ -83,11 +83,11 @@ def _transactions(answers: Sequence[Answer]) -> tuple[PreCommitted, ...]:
     )
 
 
-def _check_once(given: Sequence[OperatorAnswer], operators: Sequence[str], plan: Assignment) -> None:
+def _check_once(given: Sequence[OperatorAnswer], operators: Sequence[str], assignment: Assignment) -> None:
     """Check that each subtask ran once. One that ran again after its results were used may have answered differently."""
     ran = Counter(answer.uid for answer in given)
     for uid in operators:
-        _check_times(uid, ran[uid], plan.place.parallelism, plan.batch)
+        _check_times(uid, ran[uid], assignment.place.parallelism, assignment.batch)
 
 
 def _check_written_once(given: Sequence[SinkAnswer], batch: CheckpointId) -> None:

@@ -264,38 +264,38 @@ class Run:
 
         `newest`: the newest event times among the rows that were read.
         """
-        plan = batch.assignment
+        assignment = batch.assignment
         self._watermarks.finish(newest or {})
         barrier = msgspec.structs.replace(batch.barrier, time=self._watermarks.reached())
-        done = acknowledged(plan, tuple(self._spec.layouts), answers)
-        self._merge_orders.not_taken(plan.merges.keys() - done.with_rows)
+        done = acknowledged(assignment, tuple(self._spec.layouts), answers)
+        self._merge_orders.not_taken(assignment.merges.keys() - done.with_rows)
         for report in done.reports.values():
             tell_origins(report)
-        self._handles, self._last_batch = done.handles, plan.batch
+        self._handles, self._last_batch = done.handles, assignment.batch
         if done.bad_records:
-            self._bad_records.add(plan.batch, done.bad_records)
+            self._bad_records.add(assignment.batch, done.bad_records)
             self._observer.bad_records(self._bad_records.so_far)
         if done.late_rows:
-            self._late_rows.add(plan.batch, done.late_rows)
+            self._late_rows.add(assignment.batch, done.late_rows)
             self._observer.late_rows(self._late_rows.so_far)
         self._coordinator.batch_finished(
             BatchFinished(
-                plan.batch,
+                assignment.batch,
                 barrier,
                 dict(done.handles),
                 done.transactions,
                 dict(done.reports),
                 self._bad_records.so_far,
-                plan.now_us,
+                assignment.now_us,
                 self._late_rows.so_far,
                 self._clock.wall(),
             )
         )
-        self._repeated.take(repeated_tasks(plan.batch, self._failures.reports, answers))
+        self._repeated.take(repeated_tasks(assignment.batch, self._failures.reports, answers))
         self._show_event_time()
         seconds = self._clock.monotonic() - batch.began
         self._observer.batch_done(
-            plan.batch, done.transactions, seconds, done.reports.values(), done.handles.values()
+            assignment.batch, done.transactions, seconds, done.reports.values(), done.handles.values()
         )
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────

@@ -218,27 +218,27 @@ class SinkWriter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         context = self._context()
         bad = BadRows(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
-        sifter, rows_in = TransactionWriter(self.sink, context, bad), _Input(batches)
+        writer, rows_in = TransactionWriter(self.sink, context, bad), _Input(batches)
         try:
-            write = sifter.write_all if self.on_bad_record is OnBadRecord.FAIL else sifter.write
+            write = writer.write_all if self.on_bad_record is OnBadRecord.FAIL else writer.write
             rows = write(rows_in)
         except Exception as error:
-            self._abort(sifter.open)
+            self._abort(writer.open)
             if error is not rows_in.error:
                 report_failure(self.executor, self.assignment, SubtaskId(self.uid, context.subtask), error)
             raise
-        prepared = self._pre_committed(context, sifter.open, rows)
+        prepared = self._pre_committed(context, writer.open, rows)
         count = BadCount(bad.count, bad.count + rows, bad.first_reason)
         self.executor.answer(SinkAnswer(self.uid, context.subtask, context.attempt, prepared, count))
         yield from bad.letters()
 
     def _context(self) -> TransactionContext:
-        plan = self.assignment
+        assignment = self.assignment
         return TransactionContext(
-            job=plan.place.job,
+            job=assignment.place.job,
             sink=self.uid,
-            run=plan.place.run,
-            checkpoint=plan.batch,
+            run=assignment.place.run,
+            checkpoint=assignment.batch,
             subtask=self.executor.partition(),
             attempt=self.executor.attempt(),
         )

@@ -24,7 +24,7 @@ from penstock.log_fields import about, of_job
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
-from penstock.recovery.progress_log import ProgressLog, SourceLog, set_out
+from penstock.recovery.progress_log import ProgressLog, SourceLog, fill_progress_log
 from penstock.recovery.restore import check_restorable, restore
 from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan, unknown_end
@@ -95,7 +95,7 @@ def start_run(
         _log.log(message.level, "%s", message.text, extra=extra)
     on_restored(plan)
     log = ProgressLog(spec.storage, plan.run)
-    source_log = set_out(log, *plan.progress)
+    source_log = fill_progress_log(log, *plan.progress)
     local_dir = _begin_local_dir(spec, plan, randomness)
     handles = plan.state.handles
     if plan.state.needs_migration:

@@ -79,34 +79,36 @@ class Subtask:
     def _work(
         self, table: pa.Table, layout: StateLayout, subtask: SubtaskId, attempt: int, alignment_ms: float
     ) -> list[pa.RecordBatch]:
-        plan = self.assignment
-        begin_run(plan.place.local_dir, plan.keep if plan.place.local_recovery else frozenset())
-        before = plan.handles.get(subtask)
+        assignment = self.assignment
+        begin_run(
+            assignment.place.local_dir, assignment.keep if assignment.place.local_recovery else frozenset()
+        )
+        before = assignment.handles.get(subtask)
         context = self._context(layout, subtask, before)
         task = self.spec.task(context)
         right = self.spec.second_input
         rows = divided(table, self.spec.broadcast, None if right is None else right.columns)
         if rows.broadcast is not None:
             check_rows(
-                table, [], operator=self.uid, subtask=subtask.index, parallelism=plan.place.parallelism
+                table, [], operator=self.uid, subtask=subtask.index, parallelism=assignment.place.parallelism
             )
         received, given = len(rows), task.rows_given(rows.own)
         given += 0 if rows.right is None else int(rows.right.num_rows)
         rows = self._checked(rows, task)
         workplace = Workplace.of(
-            plan.place,
+            assignment.place,
             subtask,
-            version=plan.batch,
+            version=assignment.batch,
             attempt=attempt,
-            merging=plan.merging,
-            arriving=plan.undurable,
+            merging=assignment.merging,
+            arriving=assignment.undurable,
             clock=self.executor.clock,
-            time=plan.time_of(self.uid),
+            time=assignment.time_of(self.uid),
         )
-        with closing(plan.place.backend.open(workplace, layout, before)) as state:
+        with closing(assignment.place.backend.open(workplace, layout, before)) as state:
             outputs = task.apply(rows, state) if bool(rows) or task.uses_time else {}
             due = task.due()
-            if plan.ends_event_time:
+            if assignment.ends_event_time:
                 state.purge()
             freezing = Stopwatch()
             handle = msgspec.structs.replace(state.freeze(), due=due, over_us=task.over_us())
@@ -123,17 +125,17 @@ class Subtask:
         return tagged({**beside, **outputs}, self.spec.output, self.tags)
 
     def _context(self, layout: StateLayout, subtask: SubtaskId, before: StateHandle | None) -> TaskContext:
-        plan = self.assignment
+        assignment = self.assignment
         return TaskContext(
             uid=self.uid,
             keys=tuple(layout.key.names),
             subtask=subtask.index,
-            parallelism=plan.place.parallelism,
-            batch=plan.batch,
-            clock=plan.clock_of(self.uid),
+            parallelism=assignment.place.parallelism,
+            batch=assignment.batch,
+            clock=assignment.clock_of(self.uid),
             over_us=None if before is None else before.over_us,
             on_bad_record=self.on_bad_record,
-            bad=BadRows(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP),
+            bad=BadRows(self.uid, assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP),
             late=LateRows(self.late),
             late_right=LateRows(self.late_right),
             tolerates=tolerates,
@@ -180,45 +182,52 @@ class Subtask:
         )
 
     def _upload(self, handle: StateHandle, before: StateHandle | None) -> None:
-        plan = self.assignment
-        durable = frozenset() if before is None else before.files - plan.undurable
+        assignment = self.assignment
+        durable = frozenset() if before is None else before.files - assignment.undurable
         if handle.files <= durable:
             return
-        if plan.newest_will_do:
-            remember_newest(plan.place.local_dir, handle)
+        if assignment.newest_will_do:
+            remember_newest(assignment.place.local_dir, handle)
         self.executor.upload(
             Upload(
-                plan.place.storage,
-                plan.place.local_dir,
-                plan.place.mailbox,
-                plan.place.run,
+                assignment.place.storage,
+                assignment.place.local_dir,
+                assignment.place.mailbox,
+                assignment.place.run,
                 handle,
                 durable,
-                required=plan.required,
-                newest_will_do=plan.newest_will_do,
-                awaited=plan.awaited,
+                required=assignment.required,
+                newest_will_do=assignment.newest_will_do,
+                awaited=assignment.awaited,
             )
         )
 
     def _merge(self, workplace: Workplace, layout: StateLayout) -> None:
-        plan = self.assignment
-        order = plan.merges.get(workplace.subtask)
+        assignment = self.assignment
+        order = assignment.merges.get(workplace.subtask)
         if order is not None:
             self.executor.merge(
-                Merge(plan.place.backend, workplace, layout, order, plan.place.mailbox, plan.place.run)
+                Merge(
+                    assignment.place.backend,
+                    workplace,
+                    layout,
+                    order,
+                    assignment.place.mailbox,
+                    assignment.place.run,
+                )
             )
 
     def _tidy(self, handle: StateHandle) -> None:
-        plan = self.assignment
-        if plan.forget_earlier_runs:
-            forget_earlier_runs(plan.place.local_dir)
+        assignment = self.assignment
+        if assignment.forget_earlier_runs:
+            forget_earlier_runs(assignment.place.local_dir)
         subtask = handle.subtask
         forget_unnamed(
-            plan.place.local_dir,
-            run=plan.place.run,
-            batch=plan.batch,
+            assignment.place.local_dir,
+            run=assignment.place.run,
+            batch=assignment.batch,
             uid=subtask.uid,
             subtask=subtask.index,
-            named=handle.files | plan.keep,
-            merging=subtask in plan.expecting,
+            named=handle.files | assignment.keep,
+            merging=subtask in assignment.expecting,
         )

@@ -42,9 +42,9 @@ _NO_SECOND_TRY = frozenset(
 )
 
 
-def report_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
+def report_failure(executor: Executor, assignment: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Report the error of a task that is about to fail."""
-    report = _report(plan, subtask, error)
+    report = _report(assignment, subtask, error)
     try:
         executor.tell(report)
     except ConnectionRefusedError as refused:
@@ -60,13 +60,13 @@ def report_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, err
         )
 
 
-def _report(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
+def _report(assignment: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
     kind = type(error).__name__ if isinstance(error, PenstockError) else ""
     file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
     call = failed_call(error)
     return TaskFailed(
-        plan.place.run,
-        plan.batch,
+        assignment.place.run,
+        assignment.batch,
         subtask,
         kind,
         without_secrets(storable(str(error) if kind else f"{type(error).__name__}: {error}")),

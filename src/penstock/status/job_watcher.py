@@ -39,10 +39,10 @@ from penstock.wording import size
 
 
 def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) -> tuple[RequestView, ...]:
-    """Newest first. `events`: oldest first. `present`: the run that is alive; 0: none is.
+    """The requests to the job, newest first. `events`: oldest first. `present`: the run that is alive; 0: none is.
 
-    Another run of the same process goes on with what one had taken on. A process that is gone answers nothing any more: if the request lies
-    in storage, the next one takes it on, and says so.
+    A later run of the same process continues with the requests that an earlier one accepted. A dead process answers nothing: if the request
+    is still in storage, the next process accepts it and writes another event.
     """
     found: dict[str, RequestView] = {}
     processes = {run.run: (run.host, run.pid) for run in runs}
@@ -77,18 +77,18 @@ def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) ->
 
 
 LARGEST_METADATA_BYTES = 128 * 1024 * 1024
-"""That of a checkpoint is the largest of the files that are read whole, and has some megabytes at most."""
+"""The largest files that are read whole are metadata of checkpoints, with a few megabytes at most."""
 
 
 class BoundedReading(ForwardingStorage):
-    """The same storage, in which `get` refuses."""
+    """The same storage, but `get` refuses files that are too large to be Penstock's."""
 
     @override
     def get(self, name: str) -> bytes:
         found = self.size(name) or 0
         if found > LARGEST_METADATA_BYTES:
             raise CorruptStateError(
-                f"{name} has {size(found)}: no file of ours that is read whole has so much; it was not read",
+                f"{name} has {size(found)}: Penstock writes no such large file here; it was not read",
                 file=name,
             )
         return super().get(name)
@@ -275,7 +275,7 @@ def _live(storage: Storage, listed: list[ListedRun]) -> Progress | None:
 
 
 def _last_with_an_end(listed: list[ListedRun]) -> ListedRun:
-    """The newest run; but one that only forgot what there was, after a cancel, says nothing of how the job ended."""
+    """The newest run that shows how the job ended. A run that only deleted files after a cancel does not."""
     newest = listed[-1]
     forgot = newest.end is None and newest.heartbeat is not None and newest.heartbeat.ended
     return listed[-2] if forgot and len(listed) > 1 else newest
@@ -297,7 +297,7 @@ def _run_view(run: ListedRun) -> RunView:
 
 
 def _is_supervised(events: tuple[Event, ...], state: JobState, now: float) -> bool:
-    """Whether a supervisor brings the job back when its process dies: it has started the program, or is going to, and seems to live."""
+    """Whether a living supervisor restarts the job when its process dies."""
     said = [event for event in events if isinstance(event, ProcessDied | ProcessStarted)]
     started = next((event for event in reversed(said) if isinstance(event, ProcessStarted)), None)
     if started is None or (isinstance(said[-1], ProcessDied) and not said[-1].restarts):
@@ -313,11 +313,11 @@ def _had_a_supervisor_here(run: ListedRun | None) -> bool:
 
 
 COMING_UP_S = 600.0
-"""So long a program may take until its run has the job. Of a supervisor on another machine nobody here sees whether it lives."""
+"""How long a program may take to claim the job. Whether a supervisor on another machine is alive cannot be seen from here."""
 
 
 def _savepoints(events: Iterable[Event]) -> tuple[str, ...]:
-    """Folders of those that were made and not deleted since, the newest first."""
+    """The folders of savepoints that were made and not deleted since, newest first."""
     there: dict[str, None] = {}
     for event in events:
         if isinstance(event, SavepointMade | SavepointDeleted):

@@ -33,7 +33,7 @@ ENVIRONMENT = "PENSTOCK_SUPERVISOR_FD"
 
 
 ID_ENVIRONMENT = "PENSTOCK_SUPERVISOR_ID"
-"""Has a word that all attempts of one supervisor have in common, see `ownership.attempts`."""
+"""Has a word that all attempts of one supervisor have in common, see `ownership.runs.earlier_attempts`."""
 
 
 LONGEST_LINE = 64 * 1024

@@ -1,10 +1,10 @@
 """The supervisor: starts the program, watches it, passes signals on, and starts it again. Driver, in a process of its own.
 
-One loop: it sleeps until a signal comes, a child ends, or the program says something. It imports neither Spark nor the user's file, and
-looks into no storage, so that none holds up a restart: what it tells is written in a thread of its own, and what is not to be done twice
-is for the program to see, which knows by the id of this supervisor which runs were its own (`ownership.attempts`).
-The program stays in its group and session, so that a terminal treats them as one; `family` finds what the program leaves behind.
-A supervisor that is killed takes nothing with it: the job goes on alone, see `program`.
+One loop: it sleeps until a signal comes, a child ends, or the program sends a message. It imports neither Spark nor the user's file, and
+reads no storage, so that neither can delay a restart. A separate thread writes its events. The program itself makes sure that nothing is
+done twice: by the id of this supervisor it knows which runs were its own (`ownership.runs.earlier_attempts`).
+The program stays in the supervisor's process group and session, so that a terminal treats them as one; `family` finds the processes that
+the program leaves. When the supervisor is killed, the job continues without it, see `channel`.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class BatchState:
         return self._timers
 
     def touched(self, name: str) -> Flags:
-        """The keys of which this value is not what is stored. What expires is touched where it is assigned, or read and that counts."""
+        """The keys whose value must be written: it changed, or it has a time to live and was assigned, or read if reading renews it."""
         values, stored = self.values[name], self._stored[name]
         touched = np.zeros(self._keys, dtype=np.bool_)
         if name in self._renewed:

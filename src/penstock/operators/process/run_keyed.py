@@ -52,7 +52,7 @@ def run_process(
 ) -> list[pa.RecordBatch]:
     """Process every key of the table once, and then its timers that are due; returns the results in batches.
 
-    `sides` has what was emitted in the end.
+    Emitted rows are added to `sides`.
     """
     cells, context = bound(operator, context, time)
     rejected = EndsTheRun(context.operator)
@@ -82,7 +82,7 @@ def bound(operator: KeyedCode, context: Context, time: TaskTime) -> tuple[Cells,
 
 
 class _Chunk:
-    """Results that are encoded together, and how many there were when each call began whose turn came among them."""
+    """Results that are encoded together. `began` has the number of results at the start of each call."""
 
     __slots__ = ("before", "began", "results")
 
@@ -90,11 +90,11 @@ class _Chunk:
         self.results: list[Any] = []
         self.began: list[int] = []
         self.before = 0
-        """So many calls had begun before; the last of them may have more results."""
+        """The number of calls in earlier chunks; the last of them may have results in this one, too."""
 
     @property
     def newest(self) -> int:
-        """The call that is being made, by its number in the piece."""
+        """The number of the current call in the piece."""
         return self.before + len(self.began) - 1
 
     def clear(self) -> None:
@@ -111,7 +111,7 @@ class _Chunk:
 
 
 class _Calls:
-    """The calls for the keys of one piece. Of which key a result or a state is that does not fit is looked for only when one is met."""
+    """The calls for the keys of one piece. Only when a result or a state does not fit is its key searched for."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Calls:
         self._cells = cells
         self._context, self._later = contexts
         self._made: list[tuple[int, Timer | None]] = []
-        """Of an operator that takes timers, for whom each call was made. Any other has one call a key."""
+        """The key and timer of each call, if the operator takes timers. Otherwise there is one call for each key."""
         self._columns = piece.keys
         self._table = row_table(piece.table)
         self._starts: list[int] = piece.starts.tolist()
@@ -151,7 +151,7 @@ class _Calls:
             chunk.clear()
 
     def _called(self, chunk: _Chunk) -> Generator[Iterable[Any], None, None]:
-        """The results of each key. Everything in this loop costs once per key. A list knows its length also while it is extended."""
+        """The results of each key. Work in this loop is paid for every key. The length of a list is correct even while it is extended."""
         process, table, starts, context = self._process, self._table, self._starts, self._context
         every, ends = self._cells.all, bool(self._cells.ending)
         given, begin = chunk.results, chunk.began.append
@@ -223,7 +223,7 @@ class _Calls:
             raise
 
     def _check_iterable(self, called: Generator[Any, None, None], call: int, cause: TypeError) -> None:
-        """Say what is wrong when it is the results themselves, and not what they were made from."""
+        """Raise a clear error if `process` returned something that cannot be iterated, and not merely failed while it was iterated."""
         results = inspect.getgeneratorlocals(called).get("results", ())
         if not isinstance(results, Iterable):
             wrong = not_iterable(results, self._context.operator, self._name(call))
@@ -250,7 +250,7 @@ class _Calls:
 
 
 def _encoding(process: Callable[..., Any], sides: SideRows | None) -> Callable[..., Any]:
-    """The function, which first encodes many emitted rows of earlier calls: an error in them is not about the next key."""
+    """Wrap the function: it first encodes emitted rows of earlier calls if there are many, so that their errors do not blame this key."""
     if sides is None:
         return process
 

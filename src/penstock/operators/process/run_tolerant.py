@@ -47,7 +47,7 @@ from penstock.state.sizes import in_batches
 Called = tuple[int, list[Any], Mapping[str, list[Any]]]
 """A key by its position in the piece, the results of one of its calls, and what it emitted, by side output."""
 Encoded = tuple[pa.Table, npt.NDArray[np.int64]]
-"""Rows, and of which key each is."""
+"""Rows, and the position of the key of each row."""
 
 TRIED_ROWS, TRIED_TIMES = 1_000_000, 20
 """How many rows a task hands to calls that look for rows at fault: so many, and as many again for each row that it has."""

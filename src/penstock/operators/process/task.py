@@ -46,7 +46,7 @@ class ProcessSpec(Spec):
     second: RightInput | None = None
     """The second input of a `KeyedCoProcess`."""
     event_time: TimeColumn | None = None
-    """The column of its rows with their event time, where its state lives by it."""
+    """The event time column of its rows, if its state expires by event time."""
     has_event_time: bool = False
     """Whether a source before it has event time."""
 
@@ -115,7 +115,7 @@ class ProcessTask(Task):
         return Due() if self._timers is None else self._timers.due()
 
     def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
-        """Results and side outputs. What a `BatchProcess` raises is about many keys at once, and stays a failure."""
+        """Returns results and side outputs. An exception of a `BatchProcess` concerns many keys at once, so it always fails the task."""
         spec, clock, sides = self.spec, self.context.clock, self._side_rows()
         if self.uses_time:
             self._timers = Timers(state, clock, spec.key, has_event_time=spec.has_event_time)
@@ -163,7 +163,7 @@ class ProcessTask(Task):
             run_broadcast(code, rows, own, replace(context, _sides=NoSides(uid), _timers=no_timers))
 
     def _side_rows(self) -> SideRows | None:
-        """For what is emitted, if the class has side outputs."""
+        """Collects emitted rows; None if the class has no side outputs."""
         declared = declared_sides(self.spec.code)
         kind = SideColumns if isinstance(self.spec.code, BatchProcess) else SideRows
         return kind(self.context.uid, declared, self.spec.sides_read) if declared else None

@@ -5,10 +5,9 @@
 Windows lie in a table by time, in the order of their last moments. The windows that the watermark passes in a batch are one range of it.
 They expire with the allowed lateness, so nothing is deleted.
 
-Results of windows that are still open: of those that have changed, not more often than so by the clock. Executors.
-
-When a window changes for which none is awaited, an early result is due so long after. It says so beside its aggregates, and a row in a
-table by the time of the clock finds it then. A row of that table is read once, and is gone in the next batch.
+Early results (`early=`) are results of open windows that have changed, at most one per interval of the clock. When a window changes that
+has no early result pending, one becomes due after the interval. The window stores that next to its aggregates, and a row in a table
+ordered by the clock leads to it when it is due. A row of that table is read once, and is gone in the next batch.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ class OpenState(ABC):
         """
 
     def read(self, keys: KeyBatch) -> Part:
-        """The same in one part, for values of which is known that they fit."""
+        """`read_parts` in one part, for values that are known to fit into memory."""
         (part,) = self.read_parts(keys, sys.maxsize)
         return part
 

@@ -194,7 +194,7 @@ class WorkingVersion:
         return self.database.rows(start, stop)
 
     def freeze(self) -> tuple[FileRef, ...]:
-        """The files of what there is now; those from before when nothing has changed, none when no row is left."""
+        """The files of the current rows: the previous ones if nothing has changed, none if no row is left."""
         if not self.changed:
             return (self.before.manifest, *self.before.tables) if self.before else ()
         if self.may_be_empty and next(self.rows(), None) is None:

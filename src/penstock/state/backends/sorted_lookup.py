@@ -261,7 +261,7 @@ class _Stretches:
         return sizes
 
     def first_ones(self, keys: int) -> _Stretches:
-        """Those of so many keys."""
+        """The stretches of the first `keys` keys."""
         return replace(
             self, sort_keys=self.sort_keys[:keys], first=self.first[:keys], lengths=self.lengths[:keys]
         )

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from penstock.checkpoint.commits import SinkCall
-from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, Tick
+from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, TimePassed
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import JobSpec
@@ -150,7 +150,7 @@ class Driver:
 
     def _tick(self) -> None:
         self._site.clock.advance(self._rng.random() * LONGEST_TICK_S)
-        self._events.append(Tick())
+        self._events.append(TimePassed())
         self._engine.look_after()
         if self._trouble(1):
             self._lose_working_files()
