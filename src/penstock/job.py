@@ -81,6 +81,8 @@ class Job:
         self.trigger_s = None if trigger is None else seconds("trigger", trigger)
         self.local_dir = None if local_dir is None else Path(local_dir)
         self.local_recovery = local_recovery
+        if not isinstance(show_rows, bool):
+            raise ConfigError(f"show_rows={show_rows!r} is neither True nor False", show_rows=show_rows)
         self.show_rows = show_rows
         self.graph = Graph(on_bad_record=checked_policy(on_bad_record))
 

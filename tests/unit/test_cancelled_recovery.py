@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from builders.protocol_story import JOB, completed
 from builders.restore_plans import job_spec
 from builders.sink_double import TroubledSink, staged, visible
+from penstock.checkpoint import sink_lanes
 from penstock.checkpoint.metadata import write_metadata
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.errors import UnavailableError
@@ -111,6 +113,19 @@ def test_a_cancel_leaves_a_call_behind_that_never_returns(
     assert point.id == 4
     assert visible(hanging._external) == [(1, 3, 0), (1, 4, 0)]
     assert staged(hanging._external) == []
+
+
+def test_a_call_that_does_not_return_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start that waits for a sink says for which one, once."""
+    monkeypatch.setattr(sink_lanes, "WARN_AFTER_S", 0.3)
+    returns = threading.Event()
+    threading.Timer(1.0, returns.set).start()
+    with RecoveryCalls(lambda: False) as calls, caplog.at_level(logging.WARNING):
+        assert calls("to-postgres", lambda: returns.wait(60))
+    (line,) = [one.getMessage() for one in caplog.records if "has not returned" in one.getMessage()]
+    assert line.startswith("sink to-postgres: ")
 
 
 def test_an_interrupted_recovery_leaves_a_call_behind_that_begins_nothing_more() -> None:

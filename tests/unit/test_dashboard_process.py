@@ -143,7 +143,7 @@ def test_it_is_not_started_again_before_the_pause_is_over(
         first = server.pid
         os.kill(first, signal.SIGKILL)
         for _ in tries(0.05):
-            if "it is started again in" in caplog.text:
+            if "the driver restarts it in" in caplog.text:
                 break
         assert server.pid == first
     assert caplog.text.count("ended with") == 1

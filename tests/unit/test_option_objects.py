@@ -72,3 +72,10 @@ def test_options_of_a_ui_that_is_not_served_are_refused(ui: object) -> None:
         jobs._ui_options(ui, "t" * 20, read_only=False)  # type: ignore[arg-type]
     with pytest.raises(ps.ConfigError, match="need ui="):
         jobs._ui_options(ui, None, read_only=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["no", 0, None])
+def test_whether_rows_are_shown_is_true_or_false(given: object) -> None:
+    """A word such as "no" would count as true, and rows would be shown."""
+    with pytest.raises(ps.ConfigError, match="neither True nor False"):
+        ps.Job("views", storage="unused", show_rows=given)  # type: ignore[arg-type]

@@ -125,6 +125,22 @@ def test_a_restore_shows_no_rows_either(kind: type[Exception]) -> None:
     assert type(raised.value) is (UnavailableError if kind is ValueError else kind)
 
 
+@pytest.mark.parametrize("kind", [CommitLostError, UnavailableError, ConnectionError])
+def test_passwords_in_an_error_of_a_sink_are_masked(kind: type[Exception]) -> None:
+    """An address with a password, and a password by name, are masked; the rest of the text and the class remain."""
+
+    def call() -> None:
+        raise kind("connect to postgresql://app:hunter2@db/shop failed, password=s3cret")
+
+    with RecoveryCalls() as calls, pytest.raises(PenstockError) as raised:
+        calls("out", call)
+    assert "hunter2" not in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+    assert "connect to postgresql://app:...@db/shop failed" in str(raised.value)
+    assert raised.value.__context__ is None
+    assert type(raised.value) is (UnavailableError if kind is ConnectionError else kind)
+
+
 def staged(sink: WriteAheadLog, run: int, checkpoint: int) -> PreCommitted:
     context = TransactionContext(job=JOB, sink="out", run=run, checkpoint=checkpoint, subtask=0, attempt=0)
     transaction = sink.begin_transaction(context)

@@ -28,7 +28,7 @@ from penstock.errors import (
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
 from penstock.ownership.claim import Claim
-from penstock.places import place_in_user_code
+from penstock.places import place_in_user_code, without_secrets
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.wording import NOT_SHOWN, counted, duration
 
@@ -146,28 +146,39 @@ Post = Callable[[Event], None]
 
 
 def call_sink(sink: str, call: Callable[[], T], *, shows_rows: bool) -> T:
-    """The result of the call. Without `shows_rows`, an error keeps only its class and not its text.
+    """The result of the call. In the text of an error passwords are masked; without `shows_rows` only its class remains.
 
-    Servers, clients and paths of partitions quote values of rows, also in errors that are retried.
+    Servers, clients and paths of partitions quote values of rows and addresses, also in errors that are retried.
     """
     try:
         return call()
     except FencedError:
         raise
     except Exception as error:
-        if shows_rows:
+        masked = without_secrets(str(error))
+        if shows_rows and masked == str(error):
             raise
-        hidden = _without_text(sink, error)
+        hidden = _masked(error, masked) if shows_rows else _without_text(sink, error)
     raise hidden  # here, so that the error with the text is not its context
 
 
-def _without_text(sink: str, error: Exception) -> PenstockError:
+def _masked(error: Exception, text: str) -> PenstockError:
+    place = place_in_user_code(error.__traceback__)
+    at = "" if place is None else f" ({place})"
+    name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+    return _kind(error)(f"{name}{text}{at}", denied=refuses_login(error))
+
+
+def _kind(error: Exception) -> type[PenstockError]:
     """One of Penstock's errors keeps its class, which decides about retries; any other becomes `UnavailableError`."""
     kinds = [one for one in type(error).__mro__ if issubclass(one, PenstockError)]
-    kind = next((one for one in kinds if one.__module__ == PenstockError.__module__), UnavailableError)
+    return next((one for one in kinds if one.__module__ == PenstockError.__module__), UnavailableError)
+
+
+def _without_text(sink: str, error: Exception) -> PenstockError:
     cause = "" if error.__cause__ is None else f" after {type(error.__cause__).__name__}"
     text = f"sink {sink}: {type(error).__name__}{cause} {NOT_SHOWN}"
-    return kind(text, sink=sink, denied=refuses_login(error))
+    return _kind(error)(text, sink=sink, denied=refuses_login(error))
 
 
 def run_now(call: SinkCall) -> None:

@@ -5,6 +5,7 @@ A call that never returns cannot be interrupted. When the job ends, the call is 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -16,12 +17,17 @@ from typing import Self, TypeVar
 from penstock.checkpoint.commits import SinkCall, call_sink
 from penstock.errors import UnavailableError
 from penstock.log_fields import in_context
+from penstock.wording import duration
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 LEAVE_AFTER_S = 10.0
 """How long the end of a job waits for a running call of a sink."""
 _LOOK_S = 0.1
+WARN_AFTER_S = 15.0
+"""A call of a recovery that takes longer is named in the log."""
 
 
 class SinkLanes:
@@ -124,8 +130,14 @@ class RecoveryCalls:
         self.check()
         answer: Future[T] = Future()
         self._lanes.put(SinkCall(sink, lambda: _answer(answer, call)))
-        left_s = LEAVE_AFTER_S
+        left_s, warn_in_s = LEAVE_AFTER_S, WARN_AFTER_S
         while not wait([answer], _LOOK_S).done:
+            if 0 < warn_in_s <= _LOOK_S:
+                _log.warning(
+                    "sink %s: a call of the recovery has not returned for %s; the job starts after it. See whether the target answers",
+                    *(sink, duration(WARN_AFTER_S)),
+                )
+            warn_in_s -= _LOOK_S
             left_s -= _LOOK_S if self._given_up() else 0.0
             if left_s <= 0 and self._given_up():
                 raise UnavailableError(
