@@ -364,7 +364,7 @@ class Graph:
         for part in self.parts():
             if part.uid == uid:
                 raise ConfigError(
-                    f"uid {uid!r} is used twice, by {with_article(type(part).__name__.lower())} and {with_article(kind)}; state and "
+                    f"uid {uid!r} is used twice, by {with_article(_word(part))} and {with_article(kind)}; state and "
                     "transactions are found by it, so every source, operator and sink needs its own",
                     uid=uid,
                 )
@@ -430,6 +430,10 @@ class Graph:
         """Everything that has a uid."""
         yield from self.sources
         yield from self.consumers()
+
+
+def _word(part: Source | Operator | Output) -> str:
+    return "source" if isinstance(part, Source) else "sink" if isinstance(part, Output) else "operator"
 
 
 def _operators_before(node: Node) -> Iterator[str]:

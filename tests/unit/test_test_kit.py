@@ -116,8 +116,15 @@ def test_results_do_not_depend_on_batches_or_failures(seed: int, backend: str) -
     assert "views" not in t.state("ada")
 
 
-@pytest.mark.parametrize("fail_after", [(), 1, (2, 4)])
-@pytest.mark.parametrize("batches", [None, 1, [2, 3], iter([1, 4])])
+@pytest.mark.parametrize(
+    ("batches", "fail_after"),
+    [
+        *((None, fails) for fails in ((), 1)),
+        *((1, fails) for fails in ((), 1, (2, 4))),
+        *(([2, 3], fails) for fails in ((), 1, (1, 2))),
+        (range(1, 4), 2),
+    ],
+)
 def test_batches_and_failures_are_where_the_test_says(batches: Any, fail_after: Any) -> None:
     """Rows since the last checkpoint are read again after each named batch."""
     t = ps.testing.run(Visits(), ROWS, batches=batches, fail_after=fail_after, checkpoint_every=2, **VISITS)
@@ -382,6 +389,15 @@ def test_window_process(seed: int, window: Any, expected: list[tuple[Any, ...]])
     found = [((row["start"] - TEN) / timedelta(minutes=1), row) for row in t.results]
     assert sorted((row["k"], start, row["rows"], row["most"]) for start, row in found) == expected
     assert t.late == []
+
+
+def test_a_failure_that_never_comes_is_refused() -> None:
+    """A test that asks for a failure after the last batch, or for batches beside a seed, would prove nothing."""
+    with pytest.raises(ps.ConfigError, match="fail_after=99, but the run has only 1 batch"):
+        ps.testing.run(Visits(), ROWS, fail_after=99, **VISITS)
+    for given in ({"batches": 2}, {"fail_after": 1}):
+        with pytest.raises(ps.ConfigError, match="it excludes batches= and fail_after="):
+            ps.testing.run(Visits(), ROWS, seed=1, **given, **VISITS)
 
 
 def test_late_rows_of_windows() -> None:

@@ -289,7 +289,7 @@ def as_table(of: Input | None, rows: RowsGiven, uid: str) -> pa.Table | None:
                     "right_key= for a second stream, broadcast_schema= for a broadcast stream"
                 )
             return None
-        given = to_table(listed, of.columns, f"the {of.uid} are") if listed else of.columns.empty_table()
+        given = to_table(listed, of.columns, f"the {of.uid} have") if listed else of.columns.empty_table()
     if of is None:
         raise ConfigError(f"operator {uid!r} has no such stream; write right_schema= or broadcast_schema=")
     return given.select(of.columns.names).cast(of.columns)

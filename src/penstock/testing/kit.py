@@ -24,6 +24,7 @@ from penstock.state.backends.base import StateBackend
 from penstock.state.ddl import arrow_schema, arrow_type, schema_ddl, spark_type
 from penstock.testing.declared import AnyOwnCode, Input, RowsGiven, declared, parsed_moment
 from penstock.testing.operator_harness import Harness
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -168,8 +169,17 @@ def run(
     if isinstance(broadcast, pa.Table):
         options.setdefault("broadcast_schema", broadcast.schema)
     test = harness(operator, schema=schema, input_schema=input_schema, key=key, **options)
-    cuts = _planned_cuts(batches, checkpoint_every, fail_after) if seed is None else _drawn_cuts(Random(seed))  # noqa: S311 - a test
-    _read(test, [_sliceable(given) for given in (rows, right, broadcast)], cuts)
+    failing = {fail_after} if isinstance(fail_after, int) else set(fail_after)
+    if seed is not None and (failing or batches is not None):
+        raise ConfigError(
+            "run(...): seed draws batches and failures, so it excludes batches= and fail_after="
+        )
+    cuts = _planned_cuts(batches, checkpoint_every, failing) if seed is None else _drawn_cuts(Random(seed))  # noqa: S311 - a test
+    made = _read(test, [_sliceable(given) for given in (rows, right, broadcast)], cuts)
+    if failing and max(failing) > made:
+        raise ConfigError(
+            f"run(...): fail_after={fail_after!r}, but the run has only {counted(made, 'batch', 'batches')}"
+        )
     if drain:
         test.drain()
     return test
@@ -188,11 +198,13 @@ class _Cut:
     """Whether its checkpoint is complete."""
 
 
-def _read(test: Harness, inputs: Sequence[Any], cuts: Iterator[_Cut]) -> None:
-    """Give all rows to the test. A failure goes back to where the last checkpoint was; what was read since then is read again."""
+def _read(test: Harness, inputs: Sequence[Any], cuts: Iterator[_Cut]) -> int:
+    """Give all rows to the test; returns the number of batches. After a failure the rows since the last checkpoint are read again."""
     at = saved = (0, 0, 0)
+    made = 0
     while any(start < len(given) for start, given in zip(at, inputs, strict=True)):
         cut = next(cuts)
+        made += 1
         ends = tuple(start + size for start, size in zip(at, cut.sizes, strict=True))
         rows, right, broadcast = (
             given[start:end] for given, start, end in zip(inputs, at, ends, strict=True)
@@ -205,13 +217,13 @@ def _read(test: Harness, inputs: Sequence[Any], cuts: Iterator[_Cut]) -> None:
         elif cut.completes:
             test.checkpoint()
             saved = at
+    return made
 
 
 def _planned_cuts(
-    batches: int | Iterable[int] | None, checkpoint_every: int, fail_after: int | Collection[int]
+    batches: int | Iterable[int] | None, checkpoint_every: int, failing: Collection[int]
 ) -> Iterator[_Cut]:
     whole_number("checkpoint_every", checkpoint_every, minimum=1)
-    failing = {fail_after} if isinstance(fail_after, int) else set(fail_after)
     given = () if batches is None else repeat(batches) if isinstance(batches, int) else batches
     sizes = chain((whole_number("batches", one, minimum=1) for one in given), repeat(sys.maxsize))
     for number, size in enumerate(sizes, 1):
