@@ -494,5 +494,5 @@ def test_a_command_that_is_ended_by_a_signal_takes_its_request_back(
         assert process.stderr.readline() == "asked run 2 to cancel\n"
         process.send_signal(number)
         said = process.stderr.read()
-    assert (process.returncode, said) == (128 + number, "the request is taken back: nothing was done\n")
+    assert (process.returncode, said) == (128 + number, "the request is withdrawn: nothing was done\n")
     assert job.storage.names("requests") == []

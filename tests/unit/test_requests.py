@@ -790,7 +790,7 @@ def test_a_run_that_dies_before_it_takes_the_request_on() -> None:
     asked = Asked()
     asked.clock.happens = lambda: None
     with pytest.raises(
-        UnavailableError, match=r"run 1 .* ended before it took the request on; the request is taken back"
+        UnavailableError, match=r"run 1 .* ended before it accepted the request; the request is withdrawn"
     ):
         asked.ask(timeout_s=120)
     assert asked.left == []
@@ -814,7 +814,7 @@ def test_a_run_that_dies_in_the_middle_is_followed_by_the_next() -> None:
 
     asked.clock.happens = happens
     assert asked.ask(timeout_s=240) == {"checkpoint": 7}
-    assert any("no run is alive now: the next one goes on with it" in line for line in asked.told)
+    assert any("no run is alive now: the next one continues it" in line for line in asked.told)
 
 
 def test_nobody_takes_it_on_in_time() -> None:
@@ -822,7 +822,7 @@ def test_nobody_takes_it_on_in_time() -> None:
     asked = Asked()
     asked.clock.happens = lambda: beat(asked.job.storage, asked.job.claim.run, asked.clock.wall())
     with pytest.raises(
-        UnavailableError, match=r"after 30 s no run .* has taken the request on; it is taken back"
+        UnavailableError, match=r"after 30 s no run .* has accepted the request; it is withdrawn"
     ):
         asked.ask()
     asked.live()
@@ -833,7 +833,7 @@ def test_what_takes_longer_goes_on() -> None:
     """The asker is told that it is not taken back, and where the answer will be."""
     asked = Asked()
     asked.job.waits = True
-    with pytest.raises(UnavailableError, match="after 30 s run 1 is still at it") as caught:
+    with pytest.raises(UnavailableError, match="after 30 s run 1 is still working on it") as caught:
         asked.ask()
     (work,) = asked.job.background
     work()
@@ -850,7 +850,7 @@ def test_an_asker_who_is_interrupted_takes_its_request_back() -> None:
     asked.clock.happens = interrupted
     with pytest.raises(KeyboardInterrupt):
         asked.ask(Kind.CANCEL)
-    assert asked.told[-1] == "the request is taken back: nothing was done"
+    assert asked.told[-1] == "the request is withdrawn: nothing was done"
     assert asked.left == []
     asked.live()
     assert asked.left == []
@@ -871,7 +871,7 @@ def test_no_later_run_performs_what_its_asker_waits_for_no_more(leaves: type[Bas
     asked.clock.happens = interrupted
     with pytest.raises(leaves):
         asked.ask(Kind.SAVEPOINT)
-    assert asked.told[-1].startswith("run 1 has taken the request on, and it is not taken back")
+    assert asked.told[-1].startswith("run 1 has accepted the request, which cannot be withdrawn")
     following = Job(asked.job.storage, asked.clock)
     following.answering.look()
     assert following.performed == []

@@ -109,14 +109,14 @@ class RequestClient:
     def _leave(self) -> None:
         """Withdraw the request after an interrupt. A run that has accepted it goes on, but no other run performs it again."""
         if self._withdraw("the asker was interrupted"):
-            self._tell("the request is taken back: nothing was done")
+            self._tell("the request is withdrawn: nothing was done")
             if self._is_written:
                 forget_requests(self._storage, [self.id])
             return
         taken_by = taken_on_by(self._storage, self.id)
         self._storage.delete(files_of(self.id)[:1])
         self._tell(
-            f"run {taken_by} has taken the request on, and it is not taken back: `penstock runs` and `penstock status` say how the job is"
+            f"run {taken_by} has accepted the request, which cannot be withdrawn any more: `penstock runs` and `penstock status` show the job"
         )
 
     def _put(self, request: Request) -> None:
@@ -163,18 +163,16 @@ class RequestClient:
             story.say(f"storage does not answer: {error}")
             return
         if lives:
-            story.say("" if taken_by is None else f"run {taken_by} is at it")
+            story.say("" if taken_by is None else f"run {taken_by} is working on it")
             return
         if taken_by is None and self._withdraw("no run of the job was alive"):
             forget_requests(self._storage, [self.id])
             raise UnavailableError(
-                f"run {asked} of the job in {self._storage.uri} ended before it took the request on; the request is taken back, nothing "
-                "was done. `penstock runs` says how it ended",
+                f"run {asked} of the job in {self._storage.uri} ended before it accepted the request; the request is withdrawn, nothing "
+                "was done. `penstock runs` shows how it ended",
                 run=asked,
             )
-        story.say(
-            f"run {taken_by} took the request on, and no run is alive now: the next one goes on with it"
-        )
+        story.say(f"run {taken_by} accepted the request, and no run is alive now: the next one continues it")
 
     def _withdraw(self, why: str) -> bool:
         """Withdraw the request; false if a run has accepted it before."""
@@ -188,15 +186,15 @@ class RequestClient:
         if self._withdraw(f"nobody had taken it on {when}"):
             forget_requests(self._storage, [self.id])
             raise UnavailableError(
-                f"{when} no run of the job in {uri} has taken the request on; it is taken back, nothing was done. A run looks for requests "
+                f"{when} no run of the job in {uri} has accepted the request; it is withdrawn, nothing was done. A run looks for requests "
                 "every second: see whether it is alive (`penstock runs`), and whether storage answers",
             )
         done = read_answer(self._storage, self.id)
         if done is not None:
             return done
         raise UnavailableError(
-            f"{when} run {taken_on_by(self._storage, self.id)} is still at it: what it has taken on is not taken back, and goes on. Its "
-            f"answer will lie in requests/{self.id}.done in {uri}; `penstock runs` and `penstock checkpoints` say how the job is",
+            f"{when} run {taken_on_by(self._storage, self.id)} is still working on it: an accepted request continues. Its "
+            f"answer will be in requests/{self.id}.done in {uri}; `penstock runs` and `penstock checkpoints` show the job",
             request=self.id,
         )
 
