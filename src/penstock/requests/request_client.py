@@ -116,7 +116,7 @@ class RequestClient:
         taken_by = taken_on_by(self._storage, self.id)
         self._storage.delete(files_of(self.id)[:1])
         self._tell(
-            f"run {taken_by} has accepted the request, which cannot be withdrawn any more: `penstock runs` and `penstock status` show the job"
+            f"run {taken_by} has accepted the request, which cannot be withdrawn: `penstock runs` and `penstock status` show the job"
         )
 
     def _put(self, request: Request) -> None:
