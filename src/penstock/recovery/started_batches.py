@@ -105,7 +105,7 @@ def refuse_if_started_beyond(storage: Storage, completed: Completed) -> None:
     begun = last_started(storage)
     if begun is not None and begun.id > completed.id:
         raise ConfigError(
-            f"the job in {storage.uri} runs at most once and has started batch {begun.id} after checkpoint {completed.checkpoint}: a start "
+            f"the at-most-once job in {storage.uri} has started batch {begun.id} after checkpoint {completed.checkpoint}: a start "
             "from this checkpoint would read the batch again. Start the job once more and stop it: its last checkpoint includes the batch",
             batch=begun.id,
             checkpoint=completed.checkpoint,
