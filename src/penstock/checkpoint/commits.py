@@ -164,7 +164,7 @@ def call_sink(sink: str, call: Callable[[], T], *, shows_rows: bool) -> T:
 
 def _masked(error: Exception, text: str) -> PenstockError:
     place = place_in_user_code(error.__traceback__)
-    at = "" if place is None else f" ({place})"
+    at = "" if place is None else f" (at {place})"
     name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
     return _kind(error)(f"{name}{text}{at}", denied=refuses_login(error))
 
