@@ -58,11 +58,12 @@ lint: $(READY)  ## check rules and formatting with ruff
 	@$(BIN)/ruff format --quiet --check .
 
 types: $(READY)  ## check types with mypy: --strict in the package, and in the tests
-	@echo "types: mypy"
-	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/mypy --no-error-summary --config-file tests/mypy.ini
+	@echo "types: mypy, the package and the tests side by side"
+	@$(BIN)/mypy --no-error-summary & package=$$!; \
+	  $(BIN)/mypy --no-error-summary --config-file tests/mypy.ini; tests=$$?; \
+	  wait $$package && exit $$tests
 
-bench: $(READY)  ## measure every figure in one run, three quarters of an hour (ARGS=--quick: a few minutes, to see that it works)
+bench: $(READY)  ## measure every figure in one run, an hour and a half (ARGS=--quick: a few minutes, to see that it works)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept; simulate CHAOS_SEEDS jobs (10000)

@@ -12,7 +12,7 @@ from data import Clicks
 from measure import Found
 from watch import CheckpointWatch, FolderWatch, repeatedly
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 
 ROUNDS = 2
 WARM_UP = 2

@@ -73,11 +73,7 @@ class Clicks:
         return batches
 
     def _write(self, rows: pa.Table) -> None:
-        """Spark takes files in the order of their times, to the millisecond; so each is a second younger than the last."""
-        path = self.folder / f"{self._files:06}.parquet"
-        pq.write_table(rows, path.with_suffix(".tmp"))
-        os.utime(path.with_suffix(".tmp"), (FIRST_TIME + self._files,) * 2)
-        path.with_suffix(".tmp").rename(path)
+        write_file(self.folder, self._files, rows)
         self._files += 1
 
 
@@ -130,3 +126,11 @@ class Fills(Clicks):
 def spread(ids: Ids) -> Ids:
     """Keys that come in no order that would favour a sorted store."""
     return (ids.astype(np.uint64) * np.uint64(ODD)).view(np.int64)
+
+
+def write_file(folder: Path, number: int, rows: pa.Table) -> None:
+    """Write file `number`. Spark takes files in the order of their times, to the millisecond: each is a second younger than the last."""
+    path = folder / f"{number:06}.parquet"
+    pq.write_table(rows, path.with_suffix(".tmp"))
+    os.utime(path.with_suffix(".tmp"), (FIRST_TIME + number,) * 2)
+    path.with_suffix(".tmp").rename(path)

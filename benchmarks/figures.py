@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import aggregate
 import bootstrap
@@ -26,8 +27,9 @@ import two_inputs
 import ui_overhead
 import windows
 from bench import Bench
-from goals import FIGURES, Figure
+from goals import FIGURES, NEXMARK, Figure
 from measure import Found
+from nexmark import harness as nexmark
 
 
 @dataclass(frozen=True)
@@ -80,4 +82,12 @@ MEASUREMENTS = (
     _one("result_latency_exactly_over_at_least_once", latency.measure),
     _one("filesystem_vs_rocksdb", process.backends),
     _one("process_batch_vs_process", process.vectorised),
+    *(
+        _several(
+            (f"nexmark_{query}_cpu_vs_spark", f"nexmark_{query}_wall_vs_spark"),
+            partial(nexmark.figures, query=query),
+        )
+        for query in NEXMARK
+    ),
+    _several(("nexmark_cpu_vs_spark", "nexmark_wall_vs_spark"), nexmark.means),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 PRINTED = "printed"
@@ -14,6 +15,46 @@ class Figure:
     name: str
     goal: str
     what: str
+
+
+NEXMARK = {
+    "q0": "pass through",
+    "q1": "prices in another currency",
+    "q2": "a filter",
+    "q3": "an unbounded join",
+    "q4": "average closing prices, against `transformWithState`",
+    "q5": "hot items: sliding windows, and windows over them",
+    "q7": "the highest bid of ten seconds",
+    "q8": "two windows and a join",
+    "q9": "winning bids, against `transformWithState`",
+    "q11": "sessions",
+    "q15": "distinct counts by day, which Spark only estimates",
+    "q16": "distinct counts by channel and day, which Spark only estimates",
+    "q17": "statistics by auction and day",
+    "q18": "the last bid of each bidder",
+    "q19": "the ten highest bids, against `transformWithState`",
+    "q20": "bids joined with their auctions, unbounded",
+    "q20_bounded": "the same within twenty seconds",
+}
+"""The queries of Nexmark that are measured."""
+NEXMARK_OWN_CODE = frozenset(("q4", "q9", "q19"))
+"""Those that Spark's SQL cannot express."""
+
+
+def _nexmark() -> Iterator[Figure]:
+    for query, what in NEXMARK.items():
+        for kind, words in (("cpu", "CPU seconds of all processes"), ("wall", "seconds")):
+            yield Figure(
+                f"nexmark_{query}_{kind}_vs_spark",
+                ">= 10" if query in NEXMARK_OWN_CODE else ">= 1",
+                f"Nexmark {query}, {what}: {words} for a batch of 50,000 events, Spark over Penstock",
+            )
+    for kind in ("cpu", "wall"):
+        yield Figure(
+            f"nexmark_{kind}_vs_spark",
+            ">= 2",
+            f"the geometric mean of the `{kind}` figures of Nexmark, without those against `transformWithState`",
+        )
 
 
 FIGURES = {
@@ -202,5 +243,6 @@ FIGURES = {
             PRINTED,
             "Python for a batch of keys at a time, against a key at a time",
         ),
+        *_nexmark(),
     )
 }

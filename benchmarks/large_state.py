@@ -16,7 +16,7 @@ from data import Clicks
 from measure import Found
 from watch import MIB, CheckpointWatch, FolderWatch, WorkerMemory, repeatedly, sizes_below
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 
 ROUNDS = 3
 WARM_UP = 2

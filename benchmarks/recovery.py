@@ -23,7 +23,7 @@ from bench import Bench
 from data import Clicks
 from measure import Found
 
-from penstock.spark import class_archive
+from penstock.spark import java
 from penstock.spark.java import find_java
 
 ROUNDS = 3
@@ -52,8 +52,8 @@ def measure(bench: Bench) -> Found:
 
 
 def _make_archive(bench: Bench) -> None:
-    class_archive.archive_options(find_java(), "")
-    making = class_archive.make_if_missing()
+    java.archive_options(find_java(), "")
+    making = java.make_if_missing()
     if making is not None:
         bench.console.print("  making the archive of Spark's classes, once")
         making.wait()
@@ -81,8 +81,8 @@ class _Kept:
 def _kept(bench: Bench, root: Path, *, archive: bool) -> Iterator[_Kept]:
     clicks = Clicks(root)
     clicks.new_keys(bench.size(KEYS, 1_000), bench.size(KEYS, 1_000))
-    environment = _environment(root) | ({} if archive else {class_archive.SWITCH: "off"})
-    command = [sys.executable, "-m", "penstock.cli", "run", "--keep-alive", kept_job.__file__]
+    environment = _environment(root) | ({} if archive else {java.SWITCH: "off"})
+    command = [sys.executable, "-m", "penstock", "run", "--keep-alive", kept_job.__file__]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as supervisor:
         try:
             _wait_for_more(root, 0)

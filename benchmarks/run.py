@@ -1,6 +1,6 @@
 """Run every benchmark beside its peer, in one run; print the ratios and leave them in results/latest.json and in the pages.
 
-make bench                                         # all of it, about three quarters of an hour
+make bench                                         # all of it, about an hour and a half
 make bench ARGS='--quick'                          # all of it with little data, to see that it works; writes nothing
 make bench ARGS='--only small_batch_overhead'      # one figure; writes nothing
 make bench ARGS='--only state_scale --write'       # one figure again, in the place of its old numbers; the others stay

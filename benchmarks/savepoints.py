@@ -22,7 +22,7 @@ from measure import Found
 import penstock as ps
 from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
-from penstock.savepoint.make import create_in_child_process
+from penstock.savepoint.request import create_in_child_process
 from penstock.spark.job_handle import JobHandle
 from penstock.storage import LocalStorage
 

@@ -25,7 +25,7 @@ from penstock.operators.event_time import OperatorClock
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.declarations import state_layout
-from penstock.operators.task_time import TaskTime, Timers
+from penstock.operators.state.task_time import TaskTime, Timers
 from penstock.state.backends.base import KeyBatch, OpenState, StateHandle, Workplace
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.state.lifetimes import Moment, StateTime

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import jobs
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from bench import Bench
-from data import FIRST_TIME, PARTITIONS, Ids, spread
+from data import FIRST_TIME, PARTITIONS, Ids, spread, write_file
 from measure import Found, median_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -43,9 +41,7 @@ class TimedRows:
         rows = pa.table([pa.array(spread(ids)), micros, pa.array(ids % 100)], names=self._names)
         half = rows.num_rows // PARTITIONS
         for part in (rows.slice(0, half), rows.slice(half)):
-            path = self.folder / f"{self._files:06}.parquet"
-            pq.write_table(part, path)
-            os.utime(path, (FIRST_TIME + self._files,) * 2)
+            write_file(self.folder, self._files, part)
             self._files += 1
 
     def read(self, spark: SparkSession) -> DataFrame:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.spark.job_handle import JobHandle
 from penstock.storage.file_system import is_temporary
 

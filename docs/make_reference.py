@@ -148,14 +148,19 @@ def _member(owner: str, name: str, found: griffe.Object) -> Iterator[str]:
         yield ""
 
 
-def _fields(found: griffe.Class) -> Iterator[griffe.Attribute]:
+def _fields(found: griffe.Object) -> Iterator[griffe.Attribute]:
     for name, one in found.members.items():
-        if isinstance(one, griffe.Attribute) and one.annotation is not None and not name.startswith("_"):
+        is_field = isinstance(one, griffe.Attribute) and "property" not in one.labels
+        if is_field and one.annotation is not None and not name.startswith("_"):
             yield one
 
 
 def _field(one: griffe.Attribute) -> str:
-    return f"{one.name}: {one.annotation}" + (f" = {one.value}" if one.value is not None else "")
+    default = one.value
+    if isinstance(default, griffe.ExprCall) and str(default.function) in ("field", "_option"):
+        given = [arg for arg in default.arguments if isinstance(arg, griffe.ExprKeyword)]
+        default = next((arg.value for arg in given if arg.name == "default"), "None")
+    return f"{one.name}: {one.annotation}" + (f" = {default}" if default is not None else "")
 
 
 def _signature(name: str, found: griffe.Object) -> Iterator[str]:
@@ -167,6 +172,11 @@ def _signature(name: str, found: griffe.Object) -> Iterator[str]:
 
 def _parameters(found: griffe.Function) -> Iterator[str]:
     """Each parameter as it stands in the source, without `self`; `*` before the first that is keyword-only."""
+    for decorator in found.decorators:
+        if str(decorator.value).startswith("_takes("):  # the fields of a class are its keyword arguments
+            taken = _own(found.module[str(decorator.value)[len("_takes(") : -1]])
+            yield from ("*", *(_field(one) for one in _fields(taken) if "init=False" not in str(one.value)))
+            return
     starred = False
     for parameter in found.parameters:
         if parameter.name in {"self", "cls"}:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.dashboard.ui_options import Ui
     from penstock.job import Job
     from penstock.log_fields import log_as_json
+    from penstock.long_work import show_progress
     from penstock.operators.outputs import SideOutput
     from penstock.operators.process.co import KeyedCoProcess
     from penstock.operators.process.columns import BatchProcess
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from penstock.operators.state.raw_state import RawState
     from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
     from penstock.operators.state.ttl import TimeToLive
-    from penstock.operators.window.kinds import WindowProcess
-    from penstock.progress import show_progress
+    from penstock.operators.window.base import WindowProcess
     from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
     from penstock.spark.local_session import local_session
     from penstock.spark.saved_state import read_savepoint, read_state
@@ -117,49 +117,38 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
-        "AggregateFunction": "operators.state.folded_state",
-        "AggregatingState": "operators.state.folded_state",
-        "BatchProcess": "operators.process.columns",
-        "BroadcastState": "operators.state.subtask_states",
-        "FilesystemBackend": "state.backends",
-        "log_as_json": "log_fields",
-        "show_progress": "progress",
-        "Job": "job",
-        "KeyedCoProcess": "operators.process.co",
-        "KeyedProcess": "operators.process.keyed",
-        "Listener": "status.listeners",
-        "OpenTelemetry": "status.otel",
-        "ListState": "operators.state.list_state",
-        "LocalStorage": "storage",
-        "MapState": "operators.state.map_state",
-        "MemoryBackend": "state.backends",
-        "OperatorListState": "operators.state.subtask_states",
-        "Process": "operators.process.unkeyed",
-        "RawState": "operators.state.raw_state",
-        "ReducingState": "operators.state.folded_state",
-        "RocksdbBackend": "state.backends",
-        "SideOutput": "operators.outputs",
-        "StateBackend": "state.backends",
-        "Storage": "storage",
-        "Ui": "dashboard.ui_options",
-        "TimeToLive": "operators.state.ttl",
-        "ValueState": "operators.state.declarations",
-        "WindowProcess": "operators.window.kinds",
-        "exponential_delay": "recovery.restart",
-        "failure_rate": "recovery.restart",
-        "fixed_delay": "recovery.restart",
-        "local_session": "spark.local_session",
-        "no_restart": "recovery.restart",
-        "read_savepoint": "spark.saved_state",
-        "read_state": "spark.saved_state",
-        "rewrite_savepoint": "spark.savepoint_rewriting",
-        "sinks": "sinks",
-        "sources": "sources",
-        "testing": "testing",
-        "types": "types",
-        "windows": "windows",
-        "errors": "errors",
-        "write_savepoint": "spark.savepoint_writing",
+        "dashboard.ui_options": ("Ui",),
+        "job": ("Job",),
+        "log_fields": ("log_as_json",),
+        "long_work": ("show_progress",),
+        "operators.outputs": ("SideOutput",),
+        "operators.process.co": ("KeyedCoProcess",),
+        "operators.process.columns": ("BatchProcess",),
+        "operators.process.keyed": ("KeyedProcess",),
+        "operators.process.unkeyed": ("Process",),
+        "operators.state.declarations": ("ValueState",),
+        "operators.state.folded_state": ("AggregateFunction", "AggregatingState", "ReducingState"),
+        "operators.state.list_state": ("ListState",),
+        "operators.state.map_state": ("MapState",),
+        "operators.state.raw_state": ("RawState",),
+        "operators.state.subtask_states": ("BroadcastState", "OperatorListState"),
+        "operators.state.ttl": ("TimeToLive",),
+        "operators.window.base": ("WindowProcess",),
+        "recovery.restart": ("exponential_delay", "failure_rate", "fixed_delay", "no_restart"),
+        "spark.local_session": ("local_session",),
+        "spark.saved_state": ("read_savepoint", "read_state"),
+        "spark.savepoint_rewriting": ("rewrite_savepoint",),
+        "spark.savepoint_writing": ("write_savepoint",),
+        "state.backends": ("FilesystemBackend", "MemoryBackend", "RocksdbBackend", "StateBackend"),
+        "status.listeners": ("Listener",),
+        "status.otel": ("OpenTelemetry",),
+        "storage": ("LocalStorage", "Storage"),
+        "errors": (),
+        "sinks": (),
+        "sources": (),
+        "testing": (),
+        "types": (),
+        "windows": (),
     },
 )
 """What is imported when it is asked for: a supervisor, a command that looks at storage and a Python worker each need little of it, and

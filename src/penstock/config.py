@@ -94,6 +94,7 @@ def _parse(setting: str, value: object) -> float:
 
 
 LONGEST_S = 1000 * 365 * 24 * 3600
+"""Far from where numbers of microseconds end."""
 
 
 def duration_us(setting: str, given: Duration, length_s: float) -> int:
@@ -167,6 +168,15 @@ class Checkpointing:
         return choice("checkpoint.mode", self.mode, Mode)
 
 
+def _check_choice(setting: str, value: object, choices: tuple[str, str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{setting}={value!r} is unknown: choose {choices[0]!r} or {choices[1]!r}",
+            setting=setting,
+            value=value,
+        )
+
+
 LATE, FAIL = "late", "fail"
 WAIT, FOLLOW_CLOCK = "wait", "follow_clock"
 
@@ -192,6 +202,19 @@ class EventTime:
     partition_by: str | Sequence[str] | None = None
     bad_event_time: str = LATE
     when_all_idle: str = WAIT
+
+    def __post_init__(self) -> None:
+        _check_choice("bad_event_time", self.bad_event_time, (LATE, FAIL))
+        _check_choice("when_all_idle", self.when_all_idle, (WAIT, FOLLOW_CLOCK))
+        seconds("out_of_order", self.out_of_order)
+        for setting, value in (("idle_after", self.idle_after), ("max_ahead", self.max_ahead)):
+            if value is not None:
+                seconds(setting, value, exclusive=True)
+        if self.when_all_idle == FOLLOW_CLOCK and self.idle_after is None:
+            raise ConfigError(
+                f"when_all_idle={FOLLOW_CLOCK!r} has no effect with idle_after=None, because no partition is ever idle; give idle_after a "
+                "duration, or leave out when_all_idle"
+            )
 
     @classmethod
     def of(cls, uid: str, event_time: str | EventTime | None, **options: object) -> EventTime | None:

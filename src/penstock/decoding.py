@@ -46,4 +46,4 @@ def refuse_absurd(value: object) -> None:
     elif isinstance(value, int | float) and abs(value) > (
         _LARGEST_FLOAT if isinstance(value, float) else _LARGEST_INT
     ):
-        raise msgspec.DecodeError(f"it says {str(value)[:_SHOWN_DIGITS]}, which nobody can have measured")
+        raise msgspec.DecodeError(f"it says {str(value)[:_SHOWN_DIGITS]}, which cannot have been measured")

@@ -134,6 +134,16 @@ def error_named(name: str, text: str) -> Exception:
     return InternalError(f"{name}: {text}")
 
 
+def causes_of(error: BaseException) -> list[BaseException]:
+    """The error, and those that led to it, as a trace shows them."""
+    found: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and not any(one is known for known in found):
+        found.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return found
+
+
 def shown_alone(error: BaseException) -> BaseException:
     """Let Python print an error by itself, without Penstock's own calls and without the errors that led to it.
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.config import FAIL, FOLLOW_CLOCK, LATE, WAIT, Duration, EventTime, OnBadRecord, seconds
+from penstock.config import FAIL, FOLLOW_CLOCK, Duration, EventTime, OnBadRecord, seconds
 from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.base import (
@@ -48,18 +48,8 @@ class TimeSettings:
     """Whether event time goes on with the clock while all partitions are idle; otherwise it stays."""
 
     @classmethod
-    def of(
-        cls, uid: str, options: EventTime, partition: tuple[str, ...], *, in_positions: bool
-    ) -> TimeSettings:
-        """What the user wrote, for a source whose partitions these columns tell apart; raises `ConfigError`."""
-        _check_choice(uid, "bad_event_time", options.bad_event_time, (LATE, FAIL))
-        _check_choice(uid, "when_all_idle", options.when_all_idle, (WAIT, FOLLOW_CLOCK))
-        if options.when_all_idle == FOLLOW_CLOCK and options.idle_after is None:
-            raise ConfigError(
-                f"source {uid!r}: when_all_idle={FOLLOW_CLOCK!r} has no effect with idle_after=None, because no partition is ever idle; "
-                "give idle_after a duration, or leave out when_all_idle",
-                uid=uid,
-            )
+    def of(cls, options: EventTime, partition: tuple[str, ...], *, in_positions: bool) -> TimeSettings:
+        """What the user wrote, for a source whose partitions these columns tell apart."""
         return cls(
             options.column,
             in_microseconds(seconds("out_of_order", options.out_of_order)),
@@ -72,16 +62,8 @@ class TimeSettings:
         )
 
 
-def _check_choice(uid: str, setting: str, value: object, choices: tuple[str, str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"source {uid!r}: {setting}={value!r} is unknown: choose {choices[0]!r} or {choices[1]!r}",
-            uid=uid,
-        )
-
-
 def _or_none(setting: str, value: Duration | None) -> int | None:
-    return None if value is None else in_microseconds(seconds(setting, value, exclusive=True))
+    return None if value is None else in_microseconds(seconds(setting, value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +89,8 @@ class Source(Node):
         time = self.event_time
         return None if time is None else TimeLimits(time.ahead_us, time.refuses_absurd)
 
-    @property
-    def are_results(self) -> bool:
-        """No operator has made them."""
-        return False
+    are_results = False
+    """No operator has made them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +152,7 @@ class Union(Node):
         )
 
     def time_limits(self) -> TimeLimits | None:
-        """The widest of both: after a union nobody knows the source of a row. So rows are refused only where all sources refuse them.
+        """The widest of both: after a union the source of a row is unknown. So rows are refused only where all sources refuse them.
 
         Each source also checks its own rows as it reads them (`spark/event_times.py`).
         """
@@ -234,10 +214,8 @@ class BadRecords(Node):
         """There is no time to judge."""
         return ANY_TIME
 
-    @property
-    def are_results(self) -> bool:
-        """They are rows that gave none."""
-        return False
+    are_results = False
+    """They are rows that gave none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,10 +239,8 @@ class Side(Node):
         """Times of results are believed."""
         return ANY_TIME
 
-    @property
-    def are_results(self) -> bool:
-        """An operator has made them."""
-        return True
+    are_results = True
+    """An operator has made them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,7 +376,7 @@ class Graph:
         need = node.needs_event_time()
         if need is not None and not self.event_time_sources(node):
             raise ConfigError(
-                f"operator {node.uid!r} {need.does}, but no source in front of it has event time, so that {need.otherwise}; write "
+                f"operator {node.uid!r} {need.does}, but no source that it reads has event time, so that {need.otherwise}; write "
                 f"job.read(..., event_time='column'){need.instead}",
                 operator=node.uid,
             )

@@ -9,9 +9,6 @@ from penstock.config import Mode
 from penstock.errors import ConfigError
 from penstock.sinks.two_phase_commit import Delivery
 
-_STRENGTH = [Mode.AT_MOST_ONCE, Mode.AT_LEAST_ONCE, Mode.EXACTLY_ONCE]
-
-
 _USUAL_WORDS = {
     Delivery.TRANSACTIONAL: "commits with the checkpoint",
     Delivery.IDEMPOTENT: "writes by key: rows written again change nothing, though after a recovery a reader may see an "

@@ -18,6 +18,9 @@ Uid = NewType("Uid", str)
 CheckpointId = NewType("CheckpointId", int)
 """A checkpoint is the end of a batch, so it carries that batch's number."""
 
+SparkBatch = NewType("SparkBatch", int)
+"""Spark's number of a batch. It counts only batches that read, so it is lower than the `CheckpointId` after a run has made ticks."""
+
 RunId = NewType("RunId", int)
 """The fencing token: the highest run that was ever started owns the job."""
 
@@ -67,7 +70,7 @@ class Randomness:
         self._generator = generator or random.SystemRandom()
 
     def token(self, digits: int = UNIQUE_DIGITS) -> str:
-        """So many hexadecimal digits; with the usual number of them no two are ever the same."""
+        """A token of this many hexadecimal digits. With the default length no two are ever equal."""
         return f"{self._generator.getrandbits(4 * digits):0{digits}x}"
 
     def between(self, low: float, high: float) -> float:
@@ -79,5 +82,5 @@ SYSTEM_RANDOMNESS = Randomness()
 
 
 def secret_bytes(count: int) -> bytes:
-    """Bytes that nobody can guess; no simulation replays them."""
+    """Bytes that cannot be guessed; no simulation replays them."""
     return secrets.token_bytes(count)

@@ -5,37 +5,62 @@ Everything that can be checked without data is checked here or in `start`, befor
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, cast
 
-from penstock import start_options
 from penstock.config import Checkpointing, Duration, EventTime, OnBadRecord, seconds, whole_number
 from penstock.config import on_bad_record as checked_policy
-from penstock.dashboard.ui_options import TOKEN_VARIABLE, Ui, UiOptions
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
-from penstock.job_spec import Uids
 from penstock.recovery.restart import RestartStrategy, exponential_delay
-from penstock.recovery.restore_options import RestoreOptions
-from penstock.start_options import refuse_while_loading
+from penstock.start_options import StartOptions, refuse_while_loading
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
-from penstock.status.listeners import Listener, Listeners
-from penstock.storage import Storage, open_job_storage, open_storage
+from penstock.storage import Storage, open_job_storage
 from penstock.streams import Stream
 
 if TYPE_CHECKING:
+    from types import FunctionType
+
     from pyspark.sql import DataFrame
 
-    from penstock.savepoint.restore import GivenSavepoint
     from penstock.spark.job_handle import JobHandle
 
 DEFAULT_MAX_PARALLELISM = 128
+_P = ParamSpec("_P")
+
+
+def _takes(
+    options: Callable[_P, StartOptions],
+) -> Callable[[Callable[[Job, StartOptions], JobHandle]], Callable[Concatenate[Job, _P], JobHandle]]:
+    """Make a method with options one that has the fields of `StartOptions` as its keyword arguments."""
+
+    def decorated(
+        method: Callable[[Job, StartOptions], JobHandle],
+    ) -> Callable[Concatenate[Job, _P], JobHandle]:
+        @functools.wraps(method)
+        def called(job: Job, /, *args: _P.args, **given: _P.kwargs) -> JobHandle:
+            refuse_while_loading(f"{method.__name__}()")
+            try:
+                return method(job, options(*args, **given))
+            except (PenstockError, KeyboardInterrupt) as error:
+                failure = shown_alone(error)
+            raise failure
+
+        own, fields = inspect.signature(method), inspect.signature(options)
+        shown = own.replace(parameters=[own.parameters["self"], *fields.parameters.values()])
+        function = cast("FunctionType", called)
+        function.__signature__ = shown  # type: ignore[attr-defined]
+        function.__code__ = function.__code__.replace(co_name=method.__name__)  # for the user's tracebacks
+        return called
+
+    return decorated
 
 
 class Job:
@@ -136,24 +161,8 @@ class Job:
 
         return guarantee_of(self)
 
-    def start(
-        self,
-        *,
-        available_now: bool = False,
-        restore: int | None = None,
-        takeover: bool = False,
-        drop_state: tuple[str, ...] = (),
-        drop_sources: tuple[str, ...] = (),
-        rename: Mapping[str, str] | None = None,
-        positions: Mapping[str, object] | None = None,
-        drain: bool = False,
-        savepoint: str | Path | None = None,
-        claim: bool = False,
-        ui: str | int | bool | Ui | None = None,
-        ui_token: str | None = None,
-        ui_read_only: bool = False,
-        listeners: Sequence[Listener] = (),
-    ) -> JobHandle:
+    @_takes(StartOptions)
+    def start(self, options: StartOptions) -> JobHandle:
         """Start the job in the background, from its newest checkpoint if it has one.
 
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
@@ -171,131 +180,19 @@ class Job:
         is made, which the log shows with the address. `ui_read_only`: the pages offer no actions.
         `listeners`: objects that receive the events of the job, see `Listener`.
         """
-        refuse_while_loading("start()")
         from penstock.spark.job_handle import JobHandle
-        from penstock.spark.status import StartOptions
 
-        if restore is not None:
-            whole_number("restore", restore, minimum=0)
-        changes = RestoreOptions.checked(
-            drop_state=drop_state,
-            drop_sources=drop_sources,
-            rename=rename or {},
-            positions=positions or {},
-        )
-        changes.check_names(self._uids())
-        if drain and not available_now:
-            raise ConfigError(
-                f"{start_options.drain()} needs {start_options.available_now()}: only an input that ends has an end of its time"
-            )
-        try:
-            begin = _opened_savepoint(self.storage, savepoint, restore, claim=claim)
-            page = _ui_options(ui, ui_token, read_only=ui_read_only)
-            return JobHandle.start(
-                self,
-                StartOptions(
-                    available_now, restore, takeover, drain, begin, changes, page, Listeners(listeners)
-                ),
-            )
-        except PenstockError as error:
-            failure = shown_alone(error)
-        raise failure
+        return JobHandle.start(self, options)
 
-    def _uids(self) -> Uids:
-        graph = self.graph
-        parts = (graph.sources, graph.operators, graph.outputs)
-        return Uids(*([one.uid for one in kind] for kind in parts))
-
-    def run(
-        self,
-        *,
-        available_now: bool = False,
-        restore: int | None = None,
-        takeover: bool = False,
-        drop_state: tuple[str, ...] = (),
-        drop_sources: tuple[str, ...] = (),
-        rename: Mapping[str, str] | None = None,
-        positions: Mapping[str, object] | None = None,
-        drain: bool = False,
-        savepoint: str | Path | None = None,
-        claim: bool = False,
-        ui: str | int | bool | Ui | None = None,
-        ui_token: str | None = None,
-        ui_read_only: bool = False,
-        listeners: Sequence[Listener] = (),
-    ) -> JobHandle:
+    @_takes(StartOptions)
+    def run(self, options: StartOptions) -> JobHandle:
         """`start`, show how it goes, and wait for the end. Arguments as for `start`.
 
         Returns the handle of the job that has ended: its `status` says how, its `progress` counts rows, late rows and bad rows.
         Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
         raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.
         """
-        refuse_while_loading("run()")
         from penstock.spark.foreground import in_foreground
+        from penstock.spark.job_handle import JobHandle
 
-        def start() -> JobHandle:
-            return self.start(
-                available_now=available_now,
-                restore=restore,
-                takeover=takeover,
-                drop_state=drop_state,
-                drop_sources=drop_sources,
-                rename=rename,
-                positions=positions,
-                drain=drain,
-                savepoint=savepoint,
-                claim=claim,
-                ui=ui,
-                ui_token=ui_token,
-                ui_read_only=ui_read_only,
-                listeners=listeners,
-            )
-
-        try:
-            return in_foreground(self, start)
-        except (PenstockError, KeyboardInterrupt) as error:
-            failure = shown_alone(error)
-        raise failure
-
-
-def _ui_options(ui: str | int | bool | Ui | None, token: str | None, *, read_only: bool) -> UiOptions | None:
-    """None where no pages are wanted. A token may be in the environment: it is not to be seen among the arguments of a program."""
-    if ui is None or ui is False:
-        if token is not None or read_only:
-            raise ConfigError("ui_token and ui_read_only need ui=: without it the job serves no pages")
-        return None
-    if isinstance(ui, Ui):
-        if token is not None or read_only:
-            raise ConfigError("ui=Ui(...) stands beside ui_token or ui_read_only: give them to Ui")
-    else:
-        ui = Ui(ui, token=token, read_only=read_only)
-    token = ui.token or os.environ.get(TOKEN_VARIABLE)
-    return UiOptions.checked(
-        ui.address, token, read_only=ui.read_only, names=ui.names, savepoints=ui.savepoints
-    )
-
-
-def _opened_savepoint(
-    storage: Storage, savepoint: object, restore: int | None, *, claim: bool
-) -> GivenSavepoint | None:
-    """The savepoint of a start, read and checked before Spark is asked for anything; None where there is nothing to begin with."""
-    from penstock.savepoint.manifest import MANIFEST, read_manifest
-    from penstock.savepoint.restore import GivenSavepoint, delete_rest_of_claimed, has_claimed
-
-    if savepoint is None:
-        if claim:
-            raise ConfigError(
-                f"{start_options.claim()} needs {start_options.savepoint('DIR')}: there is nothing to claim"
-            )
-        return None
-    if restore is not None:
-        raise ConfigError(
-            f"{start_options.savepoint(str(savepoint))} and {start_options.restore(restore)} exclude each other: give one of them"
-        )
-    if not isinstance(savepoint, str | Path):
-        raise ConfigError(f"savepoint={savepoint!r} is no folder: give its path", savepoint=savepoint)
-    folder = open_storage(savepoint)
-    if claim and folder.size(MANIFEST) is None and has_claimed(storage, folder):
-        delete_rest_of_claimed(folder)  # what a crash may have left of it
-        return None
-    return GivenSavepoint(folder, read_manifest(folder), claim)
+        return in_foreground(self, lambda: JobHandle.start(self, options))

@@ -13,12 +13,13 @@ from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.operator import OwnCode, ProcessOperator
-from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.state.ttl import TTL
 from penstock.operators.top import Top
-from penstock.operators.window.kinds import WindowProcess, Windows
+from penstock.operators.values.row_order import OrderBy, parse_orders
+from penstock.operators.window.base import WindowProcess
 from penstock.operators.window.operator import Window, WindowOptions
 from penstock.streams import Stream, added, check_same_job
+from penstock.windows import Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,15 +19,17 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 class LateNames:
-    """For a package that says `__getattr__, __dir__ = names.get, names.all`; `found_in` has the module of each.
+    """For a package that says `__getattr__, __dir__ = names.get, names.all`; `modules` has the names that each module defines.
 
-    Modules are named below the package, or below another one (`below`). A name that is found in a module of its own name is that module.
+    Modules are named below the package, or below another one (`below`). A module without names is itself what is asked for.
     """
 
-    def __init__(self, package: str, found_in: Mapping[str, str], *, below: str | None = None) -> None:
+    def __init__(
+        self, package: str, modules: Mapping[str, Sequence[str]], *, below: str | None = None
+    ) -> None:
         self._package = package
         self._below = package if below is None else below
-        self._found_in = found_in
+        self._found_in = {name: module for module, names in modules.items() for name in names or (module,)}
 
     def get(self, name: str) -> object:
         """Import it. From then on it is an attribute as any other."""

@@ -1,7 +1,7 @@
 """The log as JSON lines, and what its lines are about: job, run, checkpoint, operator. Driver and executors.
 
 Which job and run a line is about is known by the thread that says it: `of_job` and `of_run` tell it once, `in_context` hands it on to
-threads that it starts. What only the message knows comes with it: `extra=about(checkpoint=7)`. Nobody has to set anything up for that,
+threads that it starts. What only the message knows comes with it: `extra=about(checkpoint=7)`. This needs no setup,
 and with a `Formatter` of one's own nothing changes.
 """
 

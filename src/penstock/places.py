@@ -13,6 +13,8 @@ from types import FrameType, TracebackType
 
 import msgspec
 
+from penstock.wording import storable
+
 _OWN = str(Path(__file__).resolve().parent)
 _SPARK = re.compile(r"(?:(?:site|dist)-packages|/python|pyspark\.zip|py4j-[\w.-]+\.zip)/(?:pyspark|py4j)/")
 _INSTALLED = tuple(
@@ -24,19 +26,31 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/")
 _MOST_CHARACTERS = 120
 
 _NAMES = (
-    r"password|passwd|\bpass\b|pwd|passphrase|secret|token|credential|(?:api|access|account|private|shared|storage|encryption)[-_.]?key"
-    r"|authorization|\bsas\b|signature"
+    r"password|passwd|passphrase|(?<![a-z])(?:db|user)?pass(?:code)?(?![a-z_])|pwd|(?<![a-z])pw(?![a-z_])|secret|token|credential"
+    r"|(?:api|access|account|private|shared|storage|encryption)[-_.]?key|authorization|cookie|\bsas\b|signature|\bsig\b"
 )
-_GIVES = r"""["']\s{0,9},\s{0,9}(?=[bfru]{0,2}["'])|["']?\]?\s{0,9}(?::\s?[\w.\[\]| ]{1,40}=(?!=)|=>|[=:])\s{0,9}"""
+_QUOTE = r"""(?:\\{0,9}["']|%2[27])"""
+"""A quote. It may be escaped, as in JSON within JSON, or percent-encoded."""
+_GIVES = (
+    rf"""{_QUOTE}\s{{0,9}},\s{{0,9}}(?=[bfru]{{0,2}}{_QUOTE})"""
+    rf"""|{_QUOTE}?\]?\s{{0,9}}(?::\s?[\w.\[\]| ]{{1,40}}=(?!=)|=>|[=:]|%3[AD])\s{{0,9}}"""
+)
 """Between a name and its value: `name=`, `"name": `, `name: str = `, `"name" => `, or `"name", ` as in `option("name", "value")`."""
+_VALUE = (
+    r"""(?:(?P<escaped>\\{1,9}["']|%2[27])(?:(?!(?P=escaped)).)*|(?P<quote>["'])(?:\\.|(?P=quote){2}|(?!(?P=quote)).)*"""
+    r"""|\w{0,40}(?:\{[^}\n]*\}|\[[^\]\n]*\]|\([^)\n]*\))"""
+    r"""|(?!-----BEGIN)(?:(?:Bearer|Basic|Digest|Token)\s{1,9})?(?:[^"',;&)\s]|[,;&)](?!$|[\s"',;&)\]}]|[\w.-]{1,40}[=:]))*)"""
+)
+"""A value: in quotes, in brackets, or up to a blank or a separator after which something else begins."""
 _SECRET = re.compile(
-    r"""(://[^:/@\s"']{0,200}:)[^\s"']{0,1000}(@)"""
-    rf"""|((?:{_NAMES})[\w.-]{{0,40}}(?:{_GIVES})(?:[bfru]{{1,2}}(?=["']))?|--[\w-]{{0,40}}(?:{_NAMES})[\w-]{{0,40}}\s{{1,9}})"""
-    r"""(?:(?P<quote>["'])(?:\\.|(?P=quote){2}|(?!(?P=quote)).)*|(?:(?:Bearer|Basic|Digest)\s{1,9})?[^"',;&)\s]*)"""
-    r"""|(\b(?:Bearer|Basic|Digest)\s{1,9}|https?://(?=[^:/@\s"']{8,200}@))[\w.~+/=-]{8,}""",
+    r"""(//[^:/@\s"']{0,200}(?::|%3A)|%2F%2F[^@\s"'%]{0,200}%3A)[^\s"']{0,1000}(?:["']\w[^\s"'@]{0,200})?(@|%40)"""
+    rf"""|((?:{_NAMES})[\w.-]{{0,40}}(?:{_GIVES})(?:[bfru]{{1,2}}(?=["']))?|--[\w-]{{0,40}}(?:{_NAMES})[\w-]{{0,40}}\s{{1,9}}"""
+    rf"""|(?:password|identified\s{{1,9}}by)\s{{1,9}}(?=["'])){_VALUE}"""
+    r"""|(\b(?:Bearer|Basic|Digest)\s{1,9}|https?://(?=[^:/@\s"']{8,200}@))[\w.~+/=-]{8,}"""
+    r"""|(-----BEGIN [\w ]{0,40}PRIVATE KEY-----)(?s:.*?)(?=-----END|\Z)""",
     re.IGNORECASE,
 )
-"""In a text: what follows the user in an address, or the name of a password, key or token."""
+"""In a text: what follows the user in an address, or the name of a password, key or token; and private keys."""
 
 AT = "  at: "
 """How a note begins that names a place."""
@@ -134,5 +148,11 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub(_masked, text)
 
 
+def safe_text(text: str) -> str:
+    """A text of others as logs and storage take it: without secrets, and encodable."""
+    return without_secrets(storable(text))
+
+
 def _masked(found: re.Match[str]) -> str:
-    return f"{found[1] or found[3] or found[5]}{found['quote'] or ''}...{found[2] or ''}"
+    before = found[1] or found[3] or found[6] or found[7]
+    return f"{before}{found['quote'] or found['escaped'] or ''}...{found[2] or ''}"

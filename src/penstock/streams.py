@@ -17,11 +17,11 @@ from penstock.operators.join.spec import EventTimeOf, Join, On, Within
 from penstock.operators.outputs import checked_side
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.unkeyed import Process as UnkeyedProcess
-from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.state.ttl import TTL
-from penstock.operators.window.kinds import Windows
+from penstock.operators.values.row_order import OrderBy, parse_orders
 from penstock.places import calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.windows import Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -46,8 +46,9 @@ class Stream:
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Apply any DataFrame function to each batch: SQL, joins with static tables, repartitioning.
 
-        It sees one batch at a time, so an aggregate in it is an aggregate of that batch. It is called once on an empty DataFrame at
-        the start, to learn the columns, and then for every batch.
+        It sees one batch at a time, so an aggregate in it is an aggregate of that batch. It is called on DataFrames without rows
+        when the job starts, to learn the columns and to plan. It is called for every batch only if its plan depends on more than
+        the rows: if it shuffles, runs an action, reads a table, or uses the current time or random numbers.
         """
         if not callable(function):
             raise ConfigError(f"transform({function!r}): it takes a function from DataFrame to DataFrame")
@@ -115,7 +116,7 @@ class Stream:
     ) -> WindowedStream:
         """Cut all rows into windows, without a key: `clicks.window(tumbling("1min")).aggregate(n=F.count("*"), uid="per-minute")`.
 
-        All is as in `window` after `key_by`, but it takes no `count_window` and no own code: all rows would go to one subtask. Of
+        All is as in `window` after `key_by`, but it takes no `windows.count` and no own code: all rows would go to one subtask. Of
         aggregates Spark reduces the rows of a batch in all its tasks before.
         """
         from penstock.keyed_streams import KeyedStream
@@ -230,12 +231,7 @@ class Stream:
         when it was known that it has no partner.
         The classic mistake: `within` the wrong way round. The bounds say where the right row lies, seen from the left one.
         """
-        if not isinstance(other, Stream):
-            raise ConfigError(
-                f"join({type(other).__name__}): it takes a stream, without key_by(...): say on= instead",
-                uid=uid,
-            )
-        check_same_job("join", self._graph, other._graph)
+        self._check_other("join", other, uid)
         node = Join.checked(
             uid,
             self._node,
@@ -268,19 +264,22 @@ class Stream:
         A change in `other` gives nothing by itself: it counts for the rows that come later.
         The classic mistake: to expect the row that was valid at the time of the left one. This looks at what has arrived, not at times.
         """
-        if not isinstance(other, Stream):
-            raise ConfigError(
-                f"lookup({type(other).__name__}): it takes a stream, without key_by(...): say on= instead",
-                uid=uid,
-            )
-        check_same_job("lookup", self._graph, other._graph)
+        self._check_other("lookup", other, uid)
         node = Lookup.checked(uid, self._node, other._node, on=on, how=how, order_by=order_by, ttl=ttl)
         return added(self._graph, node)
+
+    def _check_other(self, what: str, other: Stream, uid: str) -> None:
+        if not isinstance(other, Stream):
+            raise ConfigError(
+                f"{what}({type(other).__name__}): it takes a stream, without key_by(...): say on= instead",
+                uid=uid,
+            )
+        check_same_job(what, self._graph, other._graph)
 
     def late(self, which: str | None = None) -> Stream:
         """The rows that came too late for this operator, as they came; also those without an event time, or with an absurd one.
 
-        They are part of the same batch and checkpoint as the results. What nobody reads is counted all the same.
+        They are part of the same batch and checkpoint as the results. Rows that are not read are counted as well.
         `which`: of a join, "left" or "right".
         """
         if not isinstance(self._node, Operator) or not self._node.late_inputs:
@@ -292,7 +291,7 @@ class Stream:
     def side(self, name: str) -> Stream:
         """The rows that this operator emits to a side output: a stream with the columns that its class declares.
 
-        It is part of the same batch and checkpoint as the results, and may have several readers. What nobody reads is dropped.
+        It is part of the same batch and checkpoint as the results, and may have several readers. Rows that are not read are dropped.
         """
         if not isinstance(self._node, Operator) or not self._node.has_side_outputs:
             raise ConfigError(

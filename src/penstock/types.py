@@ -6,7 +6,7 @@ from penstock.config import Duration
 from penstock.lazy_imports import LateNames
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.completed import Completed
+    from penstock.checkpoint.model import Completed
     from penstock.guarantee import Guarantee
     from penstock.keyed_streams import (
         BroadcastConnectedStream,
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from penstock.operators.process.column_state import BatchState
     from penstock.operators.process.columns import BatchKeys, BatchRows, BatchTimers
     from penstock.operators.process.user_code import Context
-    from penstock.operators.rows import Row, Rows
     from penstock.operators.state.batch_tables import BatchColumns, BatchList, BatchMap
     from penstock.operators.state.timers import Timer
-    from penstock.operators.window.kinds import TimeWindow
+    from penstock.operators.values.rows import Row, Rows
+    from penstock.operators.window.base import TimeWindow
     from penstock.recovery.restart import RestartStrategy
     from penstock.savepoint.contents import OperatorContents
     from penstock.spark.job_handle import JobHandle
     from penstock.spark.saved_state import SavedState
-    from penstock.spark.status import Status
     from penstock.status.events import Event
-    from penstock.status.live import Progress
+    from penstock.status.live import Progress, Status
     from penstock.streams import Stream, Written
 
 __all__ = [
@@ -71,37 +70,31 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
-        "BatchColumns": "operators.state.batch_tables",
-        "BatchKeys": "operators.process.columns",
-        "BatchList": "operators.state.batch_tables",
-        "BatchMap": "operators.state.batch_tables",
-        "BatchRows": "operators.process.columns",
-        "BatchState": "operators.process.column_state",
-        "BatchTimers": "operators.process.columns",
-        "BroadcastConnectedStream": "keyed_streams",
-        "BroadcastStream": "keyed_streams",
-        "Completed": "checkpoint.completed",
-        "ConnectedKeyedStreams": "keyed_streams",
-        "ConnectedStreams": "keyed_streams",
-        "Context": "operators.process.user_code",
-        "Event": "status.events",
-        "Guarantee": "guarantee",
-        "JobHandle": "spark.job_handle",
-        "JsonLines": "log_fields",
-        "KeyedStream": "keyed_streams",
-        "LogFields": "log_fields",
-        "OperatorContents": "savepoint.contents",
-        "Progress": "status.live",
-        "RestartStrategy": "recovery.restart",
-        "Row": "operators.rows",
-        "Rows": "operators.rows",
-        "SavedState": "spark.saved_state",
-        "Status": "spark.status",
-        "Stream": "streams",
-        "TimeWindow": "operators.window.kinds",
-        "Timer": "operators.state.timers",
-        "WindowedStream": "keyed_streams",
-        "Written": "streams",
+        "checkpoint.model": ("Completed",),
+        "guarantee": ("Guarantee",),
+        "keyed_streams": (
+            "BroadcastConnectedStream",
+            "BroadcastStream",
+            "ConnectedKeyedStreams",
+            "ConnectedStreams",
+            "KeyedStream",
+            "WindowedStream",
+        ),
+        "log_fields": ("JsonLines", "LogFields"),
+        "operators.process.column_state": ("BatchState",),
+        "operators.process.columns": ("BatchKeys", "BatchRows", "BatchTimers"),
+        "operators.process.user_code": ("Context",),
+        "operators.state.batch_tables": ("BatchColumns", "BatchList", "BatchMap"),
+        "operators.state.timers": ("Timer",),
+        "operators.values.rows": ("Row", "Rows"),
+        "operators.window.base": ("TimeWindow",),
+        "recovery.restart": ("RestartStrategy",),
+        "savepoint.contents": ("OperatorContents",),
+        "spark.job_handle": ("JobHandle",),
+        "spark.saved_state": ("SavedState",),
+        "status.events": ("Event",),
+        "status.live": ("Progress", "Status"),
+        "streams": ("Stream", "Written"),
     },
     below="penstock",
 )

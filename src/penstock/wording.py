@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
@@ -188,7 +189,7 @@ def ago(at: float, now: float) -> str:
 
 
 def lasting(since: float, now: float) -> str:
-    """`for 3 h 2 min`; '' where nobody knows since when."""
+    """`for 3 h 2 min`; '' where the beginning is unknown."""
     return f"for {duration(max(0.0, now - since))}" if since > 0 else ""
 
 
@@ -227,3 +228,50 @@ def shortened(text: str, longest: int) -> str:
 
 NOT_SHOWN = "(its text is not shown: it may have values of rows in it)"
 """In place of a text of others, where `show_rows=False`."""
+
+
+# ── options of a start ─────────────────────────────────────────────────────────────────────────
+
+
+class _Asked:
+    """Where the start was requested. One for the process: a restart in another thread names options in the same way."""
+
+    on_the_command_line = False
+
+
+@contextmanager
+def asked_on_the_command_line() -> Iterator[None]:
+    """Inside the context, options are named as on the command line."""
+    before, _Asked.on_the_command_line = _Asked.on_the_command_line, True
+    try:
+        yield
+    finally:
+        _Asked.on_the_command_line = before
+
+
+def command_line_option(name: str) -> str:
+    """An argument of `Job.start` on the command line, where an option that is repeated is singular: `--drop-source`."""
+    # every user of the machine can see the command line: it has the file with the token
+    if name == "ui_token":
+        return "--ui-token-file"
+    return f"--{name.removesuffix('s').replace('_', '-')}"
+
+
+def start_option(name: str = "", **given: object) -> str:
+    """Options of a start as their user writes them: `restore=3` in a program, `--restore 3` on the command line; or the name of one."""
+    if not _Asked.on_the_command_line:
+        return name or ", ".join(f"{option}={value!r}" for option, value in given.items())
+    if name:
+        return command_line_option(name)
+    return " ".join(
+        command_line_option(option) + typed for option, value in given.items() for typed in _typed(value)
+    )
+
+
+def _typed(value: object) -> list[str]:
+    """What follows the option, each time that it is given."""
+    if value is True:
+        return [""]
+    if isinstance(value, Mapping):
+        return [f" {key}={one}" for key, one in value.items()]
+    return [f" {one}" for one in value] if isinstance(value, tuple) else [f" {value}"]

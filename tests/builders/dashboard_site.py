@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 
 from builders.plan_settings import plan_settings
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.ui_options import UiOptions, address_of
+from penstock.dashboard.ui_options import Ui, UiOptions, address_of
 from penstock.dashboard.web_server import ServerProcess, bind, make_server, start_server_process
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim, record_descent
@@ -132,7 +132,9 @@ class StoredJob:
 
 def ui_options(ui: str | int = "127.0.0.1:8090", token: str | None = None, **options: Any) -> UiOptions:
     """Those of a server that asks for this token, or for none: most tests are about something else."""
-    return msgspec.structs.replace(UiOptions.checked(ui, token, **options), token=token, token_is_made=False)
+    return msgspec.structs.replace(
+        UiOptions.of(Ui(ui, token=token, **options)), token=token, token_is_made=False
+    )
 
 
 @contextmanager
@@ -140,7 +142,7 @@ def served(job: StoredJob, **options: Any) -> Iterator[ServerProcess]:
     """The real server for a job, as a child process; without a token, unless one is given."""
     beside = start_server_process(job.storage, job.name, ui_options("127.0.0.1:0", **options))
     try:
-        beside.wait_until_ready(PATIENCE_S)
+        assert get(beside, "/healthz")[0] == 200  # the socket is open at once, and answers when it can
         yield beside
     finally:
         beside.close()
@@ -177,16 +179,20 @@ def connect(beside: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port_of(beside)), timeout=PATIENCE_S)
 
 
+def rest_of(client: socket.socket) -> bytes:
+    """Everything that comes until the server lets go."""
+    came = b""
+    with suppress(ConnectionResetError):
+        while part := client.recv(65536):
+            came += part
+    return came
+
+
 def raw(beside: Server, text: str) -> tuple[int, bytes]:
     """Send bytes as they are; the status and everything that came back until the server closed."""
     with connect(beside) as client:
         client.sendall(text.encode("latin-1"))
-        answer = b""
-        try:
-            while part := client.recv(65536):
-                answer += part
-        except ConnectionResetError:
-            pass
+        answer = rest_of(client)
     return (int(answer.split(b" ", 2)[1]) if answer else 0), answer
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from builders.plan_settings import plan_settings
+from penstock.checkpoint.pending import PendingLive
 from penstock.requests.request_files import PROGRAM
 from penstock.status.events import (
     Answered,
@@ -32,10 +33,10 @@ from penstock.status.events import (
 from penstock.status.job_history import failures, history, summary
 from penstock.status.job_watcher import asked_for
 from penstock.status.jobs import job_id
-from penstock.status.live import BatchLive, OperatorLive, PendingLive, Progress, SinkLive, SourceLive
+from penstock.status.live import BatchLive, OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode, PlanSettings
 from penstock.status.stored_state import OperatorStateView, StateContents, StateView, SubtaskView
-from penstock.status.view import JobState, JobView, RunView
+from penstock.status.view import CheckpointStatus, CheckpointView, JobState, JobView, RunView
 
 NOW = 1_794_912_764.0
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
@@ -301,6 +302,11 @@ def run_failed(at: float, run: int, **changes: object) -> RunFailed:
     return msgspec.structs.replace(usual, **changes)
 
 
+def _newest_retained(known: tuple[CheckpointView, ...]) -> tuple[CheckpointView, ...]:
+    newest = next((one for one in known if one.status is CheckpointStatus.COMPLETED), None)
+    return tuple(msgspec.structs.replace(one, retained=one is newest) for one in known)
+
+
 def job_view(
     name: str = "page-views",
     state: JobState = JobState.RUNNING,
@@ -314,7 +320,7 @@ def job_view(
     told = sorted(events or [], key=lambda event: event.at)
     said = fields.get("live")
     pending = said.pending if isinstance(said, Progress) and state.is_alive else ()
-    known = history(told, {}, [], pending, 3)
+    known = _newest_retained(history(told, {}, [], pending, 3))
     usual = JobView(
         id=job_id(name),
         name=name,
@@ -593,7 +599,7 @@ def finished() -> JobView:
         JobState.FINISHED,
         events=events,
         plan=page_views_plan(job="nightly-backfill"),
-        live=live(at=NOW - 39_990),
+        live=live(at=NOW - 39_990, sinks={"lake": SinkLive(rows=95_000)}),
         since=NOW - 39_990,
     )
 

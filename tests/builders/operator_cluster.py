@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 from msgspec.structs import replace
 
-from penstock.checkpoint.completed import StoredLifetime, TimeReached
+from penstock.checkpoint.model import StoredLifetime, TimeReached
 from penstock.checkpoint.state_columns import columns_of
 from penstock.config import OnBadRecord
 from penstock.ids import CheckpointId, RunId, SubtaskId
@@ -28,8 +28,8 @@ from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.declarations import state_layout
+from penstock.operators.state.task_time import TaskTime, Timers
 from penstock.operators.state.timers import takes_timers
-from penstock.operators.task_time import TaskTime, Timers
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import TtlChanges, redistribute
 from penstock.run.task_failures import tolerates

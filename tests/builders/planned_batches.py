@@ -9,13 +9,14 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.graph import TimeSettings
+from penstock.ids import SparkBatch
 from penstock.job_spec import JobSpec
 from penstock.operators.state.timers import moment
 from penstock.ownership.claim import Claimant
+from penstock.recovery.start import make_coordinator, start_run
 from penstock.run.assignment import OperatorAnswer
 from penstock.run.reading import partition_name
 from penstock.run.run import Run
-from penstock.run.start import make_coordinator, start_run
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
@@ -74,7 +75,7 @@ class Batches:
         number = self.run.next_batch
         entry = "{" + ",".join(f'"{name}":{position}' for name, position in until.items()) + "}"
         self.storage.put(f"{self._log}/offsets/{number}", f"v1\n{{}}\n{entry}".encode())
-        batch = self.run.begin_batch(number, MAILBOX, planned_us=planned_us)
+        batch = self.run.begin_batch(SparkBatch(number), MAILBOX, planned_us=planned_us)
         newest = {"s": {partition_name([name]): second * SECOND_US for name, second in newest_s.items()}}
         self.run.end_batch(batch, [OperatorAnswer("op", 0, None, None)], newest)
 

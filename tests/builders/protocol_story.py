@@ -6,13 +6,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from penstock.checkpoint.completed import (
-    Barrier,
-    Completed,
-    OperatorState,
-    PreCommitted,
-    SubtaskReport,
-)
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.events import (
     Action,
@@ -26,6 +19,13 @@ from penstock.checkpoint.events import (
     SnapshotDurable,
     TimePassed,
     WriteMetadata,
+)
+from penstock.checkpoint.model import (
+    Barrier,
+    Completed,
+    OperatorState,
+    PreCommitted,
+    SubtaskReport,
 )
 from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.protocol_story import JOB, STATE
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.config import Checkpointing, Mode
 from penstock.ids import RunId
 from penstock.job_spec import JobSpec

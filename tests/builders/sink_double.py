@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from penstock.checkpoint.completed import PreCommitted
+from penstock.checkpoint.model import PreCommitted
 from penstock.errors import BadRecordError, UnavailableError
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.testing.simulation.external import External, SimulatedSink

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from builders.plan_settings import plan_settings
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.pending import PendingLive
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim, record_descent
 from penstock.ownership.heartbeat import beat
@@ -20,7 +21,7 @@ from penstock.state.handle import FileRef, StateHandle
 from penstock.status import events as told
 from penstock.status.events import Event
 from penstock.status.journal import Budget, segment_name, write_live, write_plan
-from penstock.status.live import OperatorLive, PendingLive, Progress, SinkLive, SourceLive
+from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 
@@ -68,7 +69,12 @@ class SeenJob:
         write_plan(self.storage, self.run, msgspec.structs.replace(PLAN, job=self.name))
         self.tell(
             told.RunStarted(
-                at=at, run=self.run, host="worker-1", pid=os.getpid(), restored_from=restored_from
+                at=at,
+                run=self.run,
+                host="worker-1",
+                pid=os.getpid(),
+                restored_from=restored_from,
+                restored_from_run=self.run - 1,
             )
         )
         self.tell(told.FirstBatch(at=at + 2, run=self.run, batch=max(0, restored_from + 1), took_s=1.5))

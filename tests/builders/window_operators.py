@@ -27,18 +27,9 @@ from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial,
 from penstock.operators.bad_records import ROWS
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.process.user_code import Context
-from penstock.operators.rows import Rows
+from penstock.operators.values.rows import Rows
+from penstock.operators.window.base import ABSURD, LATE, TimeWindow, WindowProcess, without_late_rows
 from penstock.operators.window.count import CountRowsSpec, CountSpec, run_count_windows
-from penstock.operators.window.kinds import (
-    ABSURD,
-    LATE,
-    CountWindows,
-    SessionWindows,
-    TimeWindow,
-    TimeWindows,
-    WindowProcess,
-    without_late_rows,
-)
 from penstock.operators.window.own_code import RowsRun, WindowCode, WindowRowsSpec
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
@@ -46,6 +37,7 @@ from penstock.operators.window.time import PANE, WindowRun, WindowSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
+from penstock.windows import CountWindows, SessionWindows, TimeWindows
 
 Row = tuple[str, int | None, int]
 KEY = pa.schema([("k", pa.string())])

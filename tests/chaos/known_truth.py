@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 import penstock as ps
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of
+from penstock.checkpoint.model import Completed
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.job import DEFAULT_MAX_PARALLELISM
 from penstock.job_spec import JobSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from known_truth import JOB, Site
 
-from penstock.checkpoint.metadata import checkpoint_ids
+from builders.checkpoints import checkpoint_ids
 from penstock.ownership.claim import newest_run
 from services.tiers import everything
 

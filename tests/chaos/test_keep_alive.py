@@ -20,7 +20,7 @@ from known_truth import JOB, Site, Traffic, assert_exact, assert_nothing_left_af
 from processes import GONE, MARK, _mark_of, until
 
 import penstock
-from penstock.dashboard.ui_options import UiOptions
+from penstock.dashboard.ui_options import Ui, UiOptions
 from penstock.dashboard.web_server import start_server_process
 from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_descents, read_run
@@ -148,7 +148,7 @@ class Page:
 @contextmanager
 def looked_at(site: Site) -> Iterator[Page]:
     with ExitStack() as stack:
-        server = start_server_process(site.storage, JOB, UiOptions.checked("127.0.0.1:0"))
+        server = start_server_process(site.storage, JOB, UiOptions.of(Ui("127.0.0.1:0")))
         stack.callback(server.close)
         try:
             browser = stack.enter_context(launched())
@@ -202,7 +202,7 @@ def test_what_dies_comes_back_and_the_truth_is_kept(site, seed, keep) -> None:
         kept.process.wait()
         reached = newest_checkpoint(site)
         kept.wait_for("the job to go on alone", lambda: newest_checkpoint(site) > reached)
-        assert "nobody starts it again" in kept.said()
+        assert "nothing starts it again" in kept.said()
         stated = f"import penstock as ps\njob = ps.Job({JOB!r}, storage={str(site.root / 'store')!r})\n"
         again = keep("run", "--keep-alive", script(site.root, stated))
         assert again.ends() == 2

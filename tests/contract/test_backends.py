@@ -24,8 +24,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState
 from penstock.checkpoint.metadata import decode, encode
+from penstock.checkpoint.model import Barrier, Completed, OperatorState
 from penstock.clock import Clock
 from penstock.errors import (
     ConfigError,

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from test_savepoints import BACKENDS, Site, rows_of, sort_key
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of, write_metadata
+from penstock.checkpoint.model import Completed
 from penstock.checkpoint.state_columns import columns_of
 from penstock.cli.main import main
 from penstock.errors import ConfigError, CorruptStateError

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from test_savepoints import Site
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.model import Completed
 from penstock.cli import request_commands
 from penstock.errors import ConfigError, UnavailableError
+from penstock.long_work import doing
 from penstock.ownership.claim import claim
-from penstock.progress import doing
-from penstock.savepoint import make
+from penstock.savepoint import request
 from penstock.savepoint.create import ReportProgress, claim_folder, create_savepoint
-from penstock.savepoint.make import create_in_child_process, make_savepoint
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
+from penstock.savepoint.request import create_in_child_process, make_savepoint
 from penstock.savepoint.table_files import fetched
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
@@ -104,7 +104,7 @@ def test_how_far_it_is_can_be_seen(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
         return create_in_child_process(*arguments, report=tell, **options)
 
-    monkeypatch.setattr(make, "create_in_child_process", noting)
+    monkeypatch.setattr(request, "create_in_child_process", noting)
     make_savepoint(site.storage, completed, to=None, token="ab12")
     number = sum(len(state.handles) for state in completed.operators.values())
     subtasks = "1 subtask" if number == 1 else f"{number} subtasks"

@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.completed import OperatorColumns
+from penstock.checkpoint.model import OperatorColumns
 from penstock.errors import ConfigError
 from penstock.ids import LONGEST_NAME
-from penstock.operators.window.kinds import size_of_tumbling, sliding, tumbling
+from penstock.operators.window.base import size_of_tumbling
 from penstock.savepoint.create import attempting, claim_folder
 from penstock.savepoint.manifest import (
     MAKING,
@@ -32,6 +32,7 @@ from penstock.state.backends.sorted_file import numbered_schema
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.file_system import checked_file_name
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, SimulatedCrash
+from penstock.windows import sliding, tumbling
 
 DATA = b"rows"
 FILE = SavedFile("state/views/values/0-0123abcd-7.parquet", len(DATA), xxhash.xxh3_64_hexdigest(DATA), 1)

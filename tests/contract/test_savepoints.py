@@ -22,8 +22,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
+from penstock import child_process
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
@@ -35,10 +36,9 @@ from penstock.recovery.started_batches import (
     record_started,
     refuse_if_started_beyond,
 )
-from penstock.savepoint import make
 from penstock.savepoint.create import create_savepoint
-from penstock.savepoint.make import create_in_child_process
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
+from penstock.savepoint.request import create_in_child_process
 from penstock.savepoint.restore import _may_adopt
 from penstock.savepoint.table_files import Load
 from penstock.state import rewriting
@@ -310,7 +310,7 @@ def _refusing(name: str) -> Any:
 
 def test_promises_must_be_kept_first(site: Site) -> None:
     """A checkpoint with transactions that may not be committed yet is refused: a savepoint promises nothing."""
-    from penstock.checkpoint.completed import PreCommitted
+    from penstock.checkpoint.model import PreCommitted
 
     completed = msgspec.structs.replace(
         site.checkpoint("memory", 1, [1]), transactions=(PreCommitted("out", 5, 0, {}),)
@@ -507,7 +507,9 @@ def test_a_process_beside_that_talks_much(site: Site, monkeypatch: pytest.Monkey
 
 def test_the_last_words_of_a_process_beside(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends without an answer is said to have failed, with the end of what it has written."""
-    monkeypatch.setattr(make, "_CHILD_PROGRAM", "import sys; sys.exit('no such module' * 9999 + ', the end')")
+    monkeypatch.setattr(
+        child_process, "PROGRAM", "import sys; sys.exit('no such module' * 9999 + ', the end')"
+    )
     with pytest.raises(UnavailableError, match=r"ended with 1: .*no such module, the end") as failed:
         create_in_child_process(
             site.storage, with_metadata(site), LocalStorage(site.root / "beside"), token="t1"
@@ -518,7 +520,7 @@ def test_the_last_words_of_a_process_beside(site: Site, monkeypatch: pytest.Monk
 DRIVER = """
 import sys
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
-from penstock.savepoint import make
+from penstock.savepoint import request
 from penstock.storage import LocalStorage
 
 def killed(done, of):
@@ -527,7 +529,7 @@ def killed(done, of):
 
 storage = LocalStorage(sys.argv[1])
 completed = read_metadata(storage, CheckpointName(5, 2))
-make.create_in_child_process(storage, completed, LocalStorage(sys.argv[2]), token="t1", report=killed)
+request.create_in_child_process(storage, completed, LocalStorage(sys.argv[2]), token="t1", report=killed)
 """
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, SubtaskReport
 from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
@@ -19,8 +19,8 @@ from penstock.job_spec import JobSpec
 from penstock.operators.state.declarations import DECLARED_STATES
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run, record_descent
 from penstock.recovery.restore_options import RestoreOptions
+from penstock.recovery.start import Start, start_run
 from penstock.recovery.state_migration import RestoredSubtask
-from penstock.run.start import Start, start_run
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle

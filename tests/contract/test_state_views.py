@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from test_savepoints import BACKENDS, Site, _hash, rows_of
 
-from builders.dashboard_site import TestClient, ui_options
-from penstock.checkpoint.completed import Completed, OperatorState
+from builders.dashboard_site import InThread, TestClient, connect, port_of, rest_of, ui_options
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.model import Completed, OperatorState
 from penstock.dashboard import state_reader
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
@@ -24,8 +24,18 @@ from penstock.dashboard.status_poller import StatusPoller
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim, record_descent
+from penstock.recovery.history import read_held
 from penstock.state.backends.base import VALUES
-from penstock.status.stored_state import Limits, find_rows, largest_keys, state_contents
+from penstock.status.stored_state import (
+    USUAL_LIMITS,
+    FoundRows,
+    LargestKeys,
+    Limits,
+    Question,
+    answer,
+    state_contents,
+)
+from penstock.storage import Storage
 
 NUMBERS = list(range(40))
 
@@ -38,6 +48,36 @@ def site_with(root: Path, backend: str = "filesystem", parallelism: int = 3) -> 
     completed = site.checkpoint(backend, parallelism, NUMBERS)
     write_metadata(site.storage, msgspec.structs.replace(completed, run=owner.run, completed_at=1000.0))
     return site
+
+
+def ask(storage: Storage, question: Question, limits: Limits) -> FoundRows | LargestKeys:
+    """The answer from the newest checkpoint, which is held meanwhile."""
+    return read_held(
+        storage, lambda completed: answer(storage, completed, question, limits), why=question.why
+    )
+
+
+def find_rows(
+    storage: Storage,
+    operator: str,
+    state: str,
+    key: Mapping[str, str] | Sequence[str] = (),
+    limits: Limits = USUAL_LIMITS,
+) -> FoundRows:
+    """The rows of a key: its values as texts, by column or in their order. Without one, the first rows of the state."""
+    given = dict(key) if isinstance(key, Mapping) else list(key)
+    found = ask(storage, Question(operator=operator, state=state, key=given), limits)
+    assert isinstance(found, FoundRows)
+    return found
+
+
+def largest_keys(
+    storage: Storage, state: str, *, most: int = 20, limits: Limits = USUAL_LIMITS
+) -> LargestKeys:
+    """The keys with the most rows in a state of `cards`."""
+    found = ask(storage, Question(operator="cards", state=state, largest=most), limits)
+    assert isinstance(found, LargestKeys)
+    return found
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -102,7 +142,7 @@ def test_without_a_key_the_first_rows_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_largest_keys_are_those_with_the_most_rows(tmp_path: Path, backend: str) -> None:
     """Rows are counted by key over all subtasks."""
-    found = largest_keys(site_with(tmp_path, backend).storage, "cards", "shops", most=5)
+    found = largest_keys(site_with(tmp_path, backend).storage, "shops", most=5)
     truth: dict[str, int] = {}
     for row in rows_of(NUMBERS)["shops"]:
         truth[row["card"]] = truth.get(row["card"], 0) + 1
@@ -126,7 +166,7 @@ def test_a_reading_that_meets_a_limit_says_so(tmp_path: Path, limits: Limits, wh
     found = find_rows(storage, "cards", "_row", ["nobody", "1"], limits=limits)
     assert not found.complete
     assert why in found.why
-    assert why in largest_keys(storage, "cards", "shops", limits=limits).why
+    assert why in largest_keys(storage, "shops", limits=limits).why
 
 
 @pytest.mark.parametrize(
@@ -151,7 +191,7 @@ def test_what_cannot_be_looked_up_is_refused(
 def test_one_row_a_key_has_no_largest(tmp_path: Path) -> None:
     """Where every key has one row the question is refused."""
     with pytest.raises(ConfigError, match="a key has one row in n of cards"):
-        largest_keys(site_with(tmp_path).storage, "cards", "n")
+        largest_keys(site_with(tmp_path).storage, "n")
 
 
 def test_a_job_without_a_checkpoint_has_no_state_to_show(tmp_path: Path) -> None:
@@ -262,6 +302,36 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
         one.join()
     assert statuses == [200] * state_reader.AT_A_TIME
     assert client.get(path).status_code == 200
+
+
+def test_a_request_that_outlasts_the_server_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the dashboard ends, a running look-up is answered with 503, an open event stream ends, and neither is logged as an exception."""
+    began, going_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> bytes:
+        began.set()
+        going_on.wait()
+        return b"{}"
+
+    monkeypatch.setattr(state_reader, "read_in_process", slow)
+    site_with(tmp_path)
+    server = InThread(tmp_path, ui_options("127.0.0.1:0"))
+    with connect(server) as lookup, connect(server) as stream:
+        for client, path in ((stream, "events"), (lookup, "state/cards/_row.json")):
+            client.sendall(
+                f"GET /jobs/job/{path} HTTP/1.1\r\nHost: 127.0.0.1:{port_of(server)}\r\n\r\n".encode()
+            )
+        told = stream.recv(12)
+        began.wait()
+        server.close()
+        going_on.set()
+        answer = rest_of(lookup)
+    assert "Exception" not in caplog.text
+    assert told == b"HTTP/1.1 200"
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"the dashboard is shutting down" in answer
 
 
 def test_state_that_unpacks_to_more_than_there_is_room_for_is_given_up(

@@ -321,6 +321,8 @@ def test_a_theme_that_was_chosen_stays(seen: Watched) -> None:
     seen.page.locator("#theme").click()
     assert seen.page.evaluate(background) == dark
     seen.page.locator(".chart canvas").first.wait_for()
+    line = "getComputedStyle(document.querySelector('.chart .u-legend tr:nth-child(2) .u-marker')).borderTopColor"
+    assert seen.page.evaluate(line) == "rgb(98, 198, 207)"
 
 
 def test_pictures_for_the_documentation(chromium: Browser, unchanging: PageServer, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import typer
 
 import penstock as ps
 from penstock import errors, sinks, sources
-from penstock.checkpoint.completed import FORMAT as METADATA_FORMAT
+from penstock.checkpoint.model import FORMAT as METADATA_FORMAT
 from penstock.cli.main import app
 from penstock.ownership.job_record import JobRecord
 from penstock.savepoint.manifest import FORMAT as SAVEPOINT_FORMAT
@@ -88,6 +89,12 @@ def test_every_sink_and_source_is_documented(name: str) -> None:
     }  # what begin_transaction takes and gives: shown in the example
     pages = USER_PAGES + (ROOT / "examples" / "own_sink.py").read_text() if name in described else USER_PAGES
     assert mentions(name, pages), f"{name} is on no page"
+
+
+@pytest.mark.parametrize("module", [ps, ps.types, ps.sinks, ps.testing], ids=lambda module: module.__name__)
+def test_every_public_name_is_there(module: ModuleType) -> None:
+    """A name in `__all__` that is imported late has a module that defines it."""
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 @pytest.mark.parametrize("kind", [ps.Job, ps.types.Stream, ps.types.KeyedStream, ps.sinks.TwoPhaseCommitSink])

@@ -33,10 +33,12 @@ def test_pages_have_the_figures_of_the_last_run(report: Any, page: str) -> None:
 
 
 def test_every_figure_is_explained(report: Any) -> None:
-    """The page says of every figure how it is measured, and of no other."""
+    """The page says of every figure how it is measured, and of no other; the queries of Nexmark share their sections."""
     text = (ROOT / "docs" / "performance-methods.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^### `(\w+)`\n\n(.+)", text, re.MULTILINE))
-    assert list(sections) == list(importlib.import_module("goals").FIGURES)
+    figures = importlib.import_module("goals").FIGURES
+    families = (re.sub(r"^nexmark_q\d+(_bounded)?_", "nexmark_qN_", name) for name in figures)
+    assert list(sections) == list(dict.fromkeys(families))
 
 
 def test_the_readme_has_few_figures_and_hides_no_miss(report: Any) -> None:

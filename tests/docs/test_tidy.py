@@ -22,14 +22,14 @@ OPERATOR_KINDS = {"Aggregate", "Process", "Top", "Window", "Dedupe", "Join", "Lo
 OPERATOR_FOLDERS = ("operators/", "spark/operators/")
 
 BOUNDS = {
-    "switches on operator kinds outside their folder": 1,
+    "switches on operator kinds outside their folder": 0,
     "modules that know dedupe": 4,
     "modules that know lookup": 4,
-    "modules that know window": 20,
-    "modules": 351,
-    "lines of code": 58_200,
-    "modules under 40 lines of code": 37,
-    "modules imported by one module only": 47,
+    "modules that know window": 17,
+    "modules": 350,
+    "lines of code": 57_860,
+    "modules under 40 lines of code": 36,
+    "modules imported by one module only": 46,
     "public class names with two meanings": 2,
     "module names used twice": 8,
     "docstrings of at most four words": 6,

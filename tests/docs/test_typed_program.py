@@ -79,6 +79,10 @@ def build(job: ps.Job, frame: DataFrame) -> Stream:
     keyed.write_to(ps.sinks.Files("out"), uid="s")  {REFUSED}
     clicks.groupBy("k")  {REFUSED}
     clicks.where(3)  {REFUSED}
+    job.run(available_now=True, restore=3, drop_state=("a",), ui=ps.Ui(8090))
+    job.start(restore="three")  {REFUSED}
+    job.run(available_new=True)  {REFUSED}
+    job.run(True)  {REFUSED}
     return clicks.top(3, by="n", uid="t")  {REFUSED}
 """
 

@@ -31,8 +31,9 @@ from builders.window_operators import (
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.state.timers import CLOCK as BY_CLOCK
 from penstock.operators.state.timers import EVENT_TIME, microseconds, moment
-from penstock.operators.window.kinds import WINDOW_START, CountWindows, SessionWindows, TimeWindows
+from penstock.operators.window.base import WINDOW_START
 from penstock.state.ddl import arrow_schema
+from penstock.windows import CountWindows, SessionWindows, TimeWindows
 
 BACKENDS = ["memory", "filesystem", "rocksdb"]
 RAM_DISK = Path("/dev/shm")

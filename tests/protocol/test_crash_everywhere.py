@@ -23,11 +23,20 @@ PARTS = 4
 """The calls are dealt out to this many tests, so that a failure names a neighbourhood."""
 
 
-def calls_of(part: int, *, odd: bool) -> list[int]:
-    """The calls of one part. Before `make test-all` only the odd or the even ones: before one call, after the next."""
+KINDS = 3
+"""A crash before a call, a crash after it, standing still before it. Until `make test-all` each call meets one of them."""
+
+
+def calls_of(part: int, kind: int) -> list[int]:
+    """The calls of one part that meet this kind of trouble."""
     calls = range(1, len(calls_without_a_crash(Mode.EXACTLY_ONCE)) + 1)
-    chosen = calls if everything() else calls[0 if odd else 1 :: 2]
+    chosen = calls if everything() else calls[kind::KINDS]
     return list(chosen[part::PARTS])
+
+
+def every(step: int, calls: int) -> range:
+    """The first of these calls and each `step` calls after it. Until `make test-all` every other one of them."""
+    return range(1, calls + 1, step if everything() else 2 * step)
 
 
 def test_the_workload_reaches_every_kind_of_call() -> None:
@@ -53,14 +62,14 @@ def test_the_workload_reaches_every_kind_of_call() -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_crash_before_every_call(part: int) -> None:
     """Whichever call the driver dies before, the next run comes to the same result."""
-    for call in calls_of(part, odd=True):
+    for call in calls_of(part, kind=0):
         assert come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call)) == 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_crash_after_every_call(part: int) -> None:
     """Whichever call the driver dies after, the next run comes to the same result."""
-    for call in calls_of(part, odd=False):
+    for call in calls_of(part, kind=1):
         assert come_back(Mode.EXACTLY_ONCE, Fate(dies_after=call)) == 2
 
 
@@ -80,7 +89,7 @@ def test_stand_still_before_every_call(part: int) -> None:
     The successor dies soon after, so that whatever the zombie destroyed would be missed.
     """
     rng = random.Random(SEED + part)
-    for call in calls_of(part, odd=True):
+    for call in calls_of(part, kind=2):
         wakes_at = rng.randint(2, 30)
         zombie = Fate(pauses_before=call, wakes_at=wakes_at)
         come_back(Mode.EXACTLY_ONCE, zombie, Fate(dies_before=wakes_at + rng.randint(1, 10)))
@@ -89,21 +98,21 @@ def test_stand_still_before_every_call(part: int) -> None:
 @pytest.mark.parametrize("mode", [Mode.AT_LEAST_ONCE, Mode.AT_MOST_ONCE])
 def test_crash_at_calls_in_the_other_modes(mode: Mode) -> None:
     """At least once loses nothing, at most once counts nothing twice, wherever the driver dies."""
-    for call in range(1, len(calls_without_a_crash(mode)) + 1, 5):
+    for call in every(5, len(calls_without_a_crash(mode))):
         come_back(mode, Fate(dies_after=call))
 
 
 def test_crash_at_calls_with_state_in_memory() -> None:
     """State that lives in the metadata itself comes back as exactly as state in files."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "memory")
-    for call in range(1, len(calls) + 1, 5):
+    for call in every(5, len(calls)):
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="memory")
 
 
 def test_crash_at_calls_with_state_in_rocksdb() -> None:
     """State in RocksDB comes back from its files as exactly as state in sorted files."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "rocksdb")
-    for call in range(1, len(calls) + 1, 13):
+    for call in every(13, len(calls)):
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="rocksdb")
 
 
@@ -115,8 +124,8 @@ def test_crash_at_every_call_while_a_savepoint_is_made_and_adopted() -> None:
     )
     made = next(at for at, call in enumerate(calls) if call == "create savepoint.json")
     assert 5 < made < adopted < len(calls)
-    for call in range(1, adopted + 12, 1 if everything() else 2):
+    for call in range(1, adopted + 12, 1 if everything() else 3):
         come_back(Mode.EXACTLY_ONCE, dies_behind_a_commit(), Fate(dies_before=call), savepoints=True)
-    for call in range(1, adopted + 12, 4):
+    for call in every(4, adopted + 11):
         zombie = Fate(pauses_before=call, wakes_at=25)
         come_back(Mode.EXACTLY_ONCE, dies_behind_a_commit(), zombie, savepoints=True)

@@ -22,10 +22,10 @@ from simulations import (
 )
 
 from penstock.checkpoint.commits import Committer, commit_in_order
-from penstock.checkpoint.completed import Completed, TimeReached
 from penstock.checkpoint.content import LaterVersions
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
+from penstock.checkpoint.model import Completed, TimeReached
 from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import DueCommits, Protocol
@@ -223,7 +223,7 @@ def never_discard_a_file(patch: Patch) -> None:
     patch.setattr(NeededFiles, "discard", lambda self, wanted: ())
 
 
-@mutation(2)
+@mutation(5)
 def never_forget_a_checkpoint(patch: Patch) -> None:
     patch.setattr(Protocol, "_subsume", lambda self: [])
 
@@ -311,7 +311,7 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
     patch.setattr(Protocol, "_completions", eager)
 
 
-@mutation(9)
+@mutation(10)
 def take_files_for_durable_that_nobody_has_uploaded(patch: Patch) -> None:
     patch.setattr(NeededFiles, "undurable", lambda self, files: self._working - self._durable)
 
@@ -349,7 +349,7 @@ def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     patch.setattr(Protocol, "_job_ended", ruthless)
 
 
-@mutation(2)
+@mutation(7)
 def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
     sweep = Committer.sweep
     patch.setattr(
@@ -487,7 +487,7 @@ def take_what_ran_twice(patch: Patch) -> None:
     patch.setattr(acknowledgements, "_check_written_once", lambda given, batch: None)
 
 
-@mutation(2)
+@mutation(15)
 def put_a_merged_file_in_front(patch: Patch) -> None:
     def in_front(handle, merged):
         rest = tuple(ref for ref in handle.refs if ref.name not in merged.replaced)
@@ -596,7 +596,7 @@ def leave_what_a_call_emitted_to_the_next_one(patch: Patch) -> None:
 TIMED: dict[str, Any] = {"mode": Mode.EXACTLY_ONCE, "timers": True, "interventions": (), "emits_once": False}
 
 
-@mutation(2, **TIMED)
+@mutation(5, **TIMED)
 def wait_for_a_moment_that_is_too_late(patch: Patch) -> None:
     patch.setattr(ProcessTask, "due", lambda self: Due(10**15, 10**16))
 
@@ -616,7 +616,7 @@ def wait_for_nothing_after_a_change_of_parallelism(patch: Patch) -> None:
     patch.setattr(Due, "first", staticmethod(lambda of: Due()))
 
 
-@mutation(2, **TIMED)
+@mutation(7, **TIMED)
 def leave_it_to_rows_to_bring_time_on(patch: Patch) -> None:
     patch.setattr(Run, "is_due", lambda self, by_us=None, **looked: False)
 
@@ -653,7 +653,7 @@ def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
     )
 
 
-@mutation(**TIMED, troubled_runs=4)
+@mutation(3, **TIMED, troubled_runs=4)
 def record_time_that_has_not_come(patch: Patch) -> None:
     reached = Watermarks.reached
 

@@ -139,7 +139,7 @@ class KafkaBroker:
         producer = Producer({"bootstrap.servers": self.address, "log_level": 0})
         for message in messages:
             producer.produce(topic, **message)
-        assert producer.flush(30) == 0
+        assert producer.flush(PATIENCE_S) == 0
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
         """All messages that a reader sees now, partition by partition."""

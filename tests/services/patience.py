@@ -6,7 +6,7 @@ Not much longer: a few tests that hang must not use up the time of a whole run, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PATIENCE_S = 300.0
 
@@ -18,3 +18,11 @@ def tries(pause_s: float) -> Iterator[None]:
     while time.monotonic() < end:
         time.sleep(pause_s)
         yield
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Return when it is so."""
+    for _ in tries(0.1):
+        if what():
+            return
+    raise TimeoutError("it did not come")

@@ -18,7 +18,7 @@ from penstock.status.health import concerns
 from penstock.status.job_watcher import look_at
 from penstock.status.jobs import find_jobs
 from penstock.status.view import JobState
-from services.patience import tries
+from services.patience import PATIENCE_S, tries
 
 pytestmark = pytest.mark.spark
 
@@ -101,6 +101,26 @@ def test_stop(away, caplog) -> None:
     assert "the server is away" in caplog.text
 
 
+def test_the_checkpoint_of_an_earlier_run(spark, tmp_path, caplog) -> None:
+    """A run that never came up names the checkpoint from which the next start continues, in the log and in the answer to a cancel."""
+    ledger = Ledger(tmp_path)
+    ledger.append(0, "a", 3)
+    job = ledger.job()
+    job.read(ledger.log.read(spark), uid="clicks").write_to(ps.sinks.Files(tmp_path / "out"), uid="out")
+    newest = job.run(available_now=True).progress.checkpoint
+    assert newest >= 0
+    sink = Away(tmp_path / "out")
+    job = ledger.job(restart=ps.fixed_delay(attempts=100, delay="10ms"))
+    job.read(ledger.log.read(spark), uid="clicks").write_to(sink, uid="out")
+    caplog.clear()
+    caplog.set_level("INFO", "penstock.job")
+    handle = job.start()
+    sink.asked.wait()
+    end_by(handle.cancel, handle, sink)
+    assert repr(handle).endswith(f"cancelled, newest checkpoint {newest}>")
+    assert f"0 batches, 0 rows in, last checkpoint {newest}" in caplog.text
+
+
 class NeverReturns(Away):
     """Asked what is left, it does not return before the test is over; before that it may say once that it is away."""
 
@@ -143,7 +163,7 @@ def test_a_sink_that_never_returns_at_the_first_start(never) -> None:
 
     def cancel() -> None:
         sink.asked.wait()
-        told.append(RequestClient(job.storage).ask(Kind.CANCEL, timeout_s=60.0))
+        told.append(RequestClient(job.storage).ask(Kind.CANCEL, timeout_s=PATIENCE_S))
 
     cancelling = threading.Thread(target=cancel)
     cancelling.start()

@@ -52,7 +52,9 @@ def check_log(said: str, run: int) -> None:
 
 def check_screen(came: str) -> None:
     """The begin and the end stay on the screen, and what lies between was in one line."""
-    begin, stopping, end, prompt = screen(came)
+    lines = screen(came)
+    assert len(lines) == 4, lines
+    begin, stopping, end, prompt = lines
     assert "job visits, run 3, goes on from checkpoint 1 of run 2" in begin
     assert stopping.endswith(
         "WARNING stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.graph import TimeSettings
 from penstock.run.reading import ALL_ROWS, partition_name
 from penstock.spark.event_times import NewestTimes, checked_time
+from penstock.spark.plan_template import observed
 from penstock.status.sentences import LIFE
+from services.patience import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -72,13 +74,6 @@ class Readings:
 @pytest.fixture
 def readings(spark: SparkSession, tmp_path: Path) -> Readings:
     return Readings(spark, tmp_path)
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.1)
 
 
 def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(
@@ -397,7 +392,7 @@ def test_a_failure_when_no_data_comes_is_a_failure_of_the_job(readings: Readings
     )
     handle = job.start()
     with pytest.raises(ps.JobFailedError, match="nobody answers the alarm of a"):
-        handle.wait(30)
+        handle.wait(PATIENCE_S)
     assert handle.progress.batches == 1
 
 
@@ -474,9 +469,9 @@ def test_newest_times_are_those_of_the_rows(
     ):
         times = NewestTimes(settings, names, now_us)
         assert not times.needs_a_pass("s")
-        ran = run(times.observed("s", rows))
+        ran = run(times.observed("s", rows, lambda _: F.lit(now_us + 100 * SECOND_US)))
         ran.collect()
-        times.take(ran)
+        times.take(observed(spark, ran._jdf.queryExecution().observedMetrics()))
         assert times.found == {"s": expected}
     if columns:
         alone = NewestTimes(settings, {}, now_us)

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_requests_to_jobs import PROGRAM, batches, manifest
 
 import penstock as ps
-from penstock.checkpoint.metadata import checkpoint_ids
+from builders.checkpoints import checkpoint_ids
 from penstock.status.jobs import job_id
 from penstock.storage import LocalStorage
 from services import flink_client

@@ -14,7 +14,7 @@ from ledger import Ledger
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 

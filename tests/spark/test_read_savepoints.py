@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState
+from penstock.checkpoint.model import Barrier, Completed, OperatorState
 from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
 from penstock.ownership.claim import read_descents

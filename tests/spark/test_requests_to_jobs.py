@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from builders.calling_penstock import caller
-from penstock.checkpoint.metadata import checkpoint_ids
+from builders.checkpoints import checkpoint_ids
 from penstock.requests.request_client import ask, outcome
 from penstock.requests.request_files import Kind
 from penstock.savepoint.manifest import MANIFEST
@@ -31,13 +31,13 @@ PROGRAM = """
 import threading
 from pyspark.sql import functions as F
 import penstock as ps
-from penstock.savepoint import make
+from penstock.savepoint import request
 
 def job(spark, root, name):
     if name == "drained":
         return windows(spark, root, name)
     if (root / "to hang").exists():
-        make.create_in_child_process = lambda *given, **named: hang(root)
+        request.create_in_child_process = lambda *given, **named: hang(root)
     job = ps.Job(name, storage=root / "store", checkpoint=ps.Checkpointing(interval="1h", min_pause="1h"))
     rows = job.read(ps.sources.PartitionedLog(root / "log").read(spark), uid="log").key_by("app")
     table = ps.sinks.SQLite(root / "out.db", table=name, mode="upsert", key=["app"])

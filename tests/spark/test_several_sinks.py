@@ -21,7 +21,7 @@ from pyspark import cloudpickle
 from several_sinks_job import DIES_IN, Number, Places, build
 
 import penstock as ps
-from penstock.checkpoint.metadata import checkpoint_ids
+from builders.checkpoints import checkpoint_ids
 from penstock.errors import UnavailableError
 from penstock.run import run as engine_run
 from penstock.spark.job_handle import JobHandle

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 import penstock as ps
 from penstock.errors import UnavailableError
 from penstock.spark.job_handle import JobHandle
-from penstock.spark.status import Status
+from penstock.status.live import Status
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
 from penstock.testing.faulty_storage import SlowStorage

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
+from services.patience import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -92,13 +92,6 @@ def watched(spark: SparkSession, tmp_path: Path) -> Watched:
     return Watched(spark, tmp_path)
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.1)
-
-
 def test_timers_wait_over_restarts_and_fire_when_no_data_comes(watched: Watched) -> None:
     """What was set by one run fires in the next, with other subtasks and in the other form; the last one when all is silent."""
     watched.add("a", 1, 5)
@@ -157,7 +150,7 @@ def test_event_time_to_live_needs_event_time(watched: Watched) -> None:
     job = watched.ledger.job(parallelism=2)
     rows = job.read(watched.log.read(watched.spark), uid="readings")
     with pytest.raises(
-        ps.ConfigError, match="has a time to live by event time, but no source in front of it has event time"
+        ps.ConfigError, match="has a time to live by event time, but no source that it reads has event time"
     ):
         rows.key_by("k").process(Watching(), schema=RESULT, uid="watch")
     with pytest.raises(ps.ConfigError, match="has a time to live by event time"):

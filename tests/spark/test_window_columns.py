@@ -16,12 +16,13 @@ from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings, Transform, Union
 from penstock.operators.bad_records import ROWS
 from penstock.operators.event_time import OperatorClock
-from penstock.operators.window.kinds import ABSURD, LATE, Windows
+from penstock.operators.window.base import ABSURD, LATE
 from penstock.operators.window.operator import Window
 from penstock.operators.window.time import PANE
 from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.operators.base import OperatorInput
 from penstock.spark.operators.window import CompiledTimeWindow, compile_window
+from penstock.windows import Windows
 
 KEY = pa.schema([("shop", pa.string())])
 AT = TimeSettings("at", 0, None, None)
@@ -77,7 +78,7 @@ def test_times_are_their_microseconds(
 def test_panes_of_tumbling_windows_are_sparks_windows(payments: DataFrame) -> None:
     """Each row of the reduced batch is a window of Spark's `groupBy(window(...))`, with offset, also before 1970."""
     compiled = window_of(payments, ps.windows.tumbling("7h", offset="40min"))
-    reduced = compiled.grouped(payments, OperatorClock())
+    reduced = compiled.grouped(payments, lambda make: F.lit(make(OperatorClock())))
     got = reduced.select("shop", F.timestamp_micros(PANE), "__n_count", "__total_sum", ROWS)
     expected = payments.groupBy("shop", F.window("at", "7 hours", startTime="40 minutes")).agg(
         F.count("*").alias("n"), F.sum("amount").alias("total")
@@ -103,10 +104,12 @@ def test_late_and_absurd_rows_are_apart(spark: SparkSession) -> None:
     compiled = window_of(frame, ps.windows.tumbling("1min"), lateness_us=30 * second)
     compiled = replace(compiled, time=replace(compiled.time, ahead_us=1000 * second))
     clock = OperatorClock(before_us=150 * second - 1)
-    late = compiled.late_rows(frame, clock)
+    late = compiled.late_rows(frame, lambda make: F.lit(make(clock)))
     assert late.schema == frame.schema
     assert sorted(row.amount for row in late.collect()) == [1, 2, 3, 4]
-    reduced = compiled.grouped(frame.where("amount < 9 and shop is not null"), clock)
+    reduced = compiled.grouped(
+        frame.where("amount < 9 and shop is not null"), lambda make: F.lit(make(clock))
+    )
     got = {(row.shop, row[PANE]): (row[ROWS], row["__total_sum"]) for row in reduced.collect()}
     assert got == {("a", LATE): (2, None), ("b", ABSURD): (2, None)}
 

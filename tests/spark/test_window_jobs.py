@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
+from services.patience import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -268,15 +269,15 @@ def test_early_results_come_by_the_clock(spark: SparkSession, tmp_path: Path) ->
     counted = rows.window(ps.windows.tumbling("1h"), early="500ms").aggregate(uid="counted", n=F.count("*"))
     counted.write_to(payments.ledger.files("counted"), uid="out")
     payments.add_at(1, 2)
+
+    def results() -> list[int]:
+        return [row["n"] for row in payments.ledger.rows("counted")]
+
     handle = job.start()
     try:
-        for rows_added, expected in (((), [2]), ((3, 4, 5), [2, 5])):
-            if rows_added:
-                payments.add_at(*rows_added)
-            until = time.monotonic() + 60
-            while [row["n"] for row in payments.ledger.rows("counted")] != expected:
-                assert time.monotonic() < until
-                time.sleep(0.1)
+        wait_for(lambda: results() == [2])
+        payments.add_at(3, 4, 5)
+        wait_for(lambda: results() == [2, 5])
         batches = handle.progress.batches
         time.sleep(1.5)
         assert handle.progress.batches == batches  # nothing waits

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.checkpoint.completed import SubtaskReport
+from penstock.checkpoint.model import SubtaskReport
 from penstock.ids import SubtaskId
-from penstock.progress import open_works, working
+from penstock.long_work import open_works, working
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.spark.tasks import run_restore_tasks
 from penstock.state.handle import StateHandle

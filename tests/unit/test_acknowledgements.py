@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from penstock.checkpoint.completed import PreCommitted
+from penstock.checkpoint.model import PreCommitted
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.run.acknowledgements import acknowledged

@@ -13,7 +13,7 @@ from penstock.ids import CheckpointId
 from penstock.ownership import claim as claims
 from penstock.ownership.claim import Claim, Claimant, claim, record_descent
 from penstock.ownership.runs import EarlierAttempts, earlier_attempts
-from penstock.spark.status import StartOptions
+from penstock.start_options import StartOptions
 from penstock.storage import LocalStorage
 
 OURS = "our supervisor"

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from builders.operator_harness import CONTEXT, OperatorHarness
-from penstock.operators import array_like
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.process import columns as run_module
+from penstock.operators.values import array_like
 from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])

@@ -15,7 +15,7 @@ from penstock.graph import Source, TimeSettings, Transform, Union, streams_that_
 from penstock.operators.base import Node
 from penstock.operators.event_time import ANY_TIME, OperatorClock, TimeColumn, TimeLimits, judged_by_time
 from penstock.operators.top import Top
-from penstock.operators.window.kinds import RowTimes
+from penstock.operators.window.base import RowTimes
 
 NOW = datetime(2024, 10, 3, tzinfo=UTC)
 FRAME = cast("DataFrame", None)

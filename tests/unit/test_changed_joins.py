@@ -11,8 +11,8 @@ from builders.interval_joins import Join, Row, left_input, right_input, shown, t
 from builders.operator_cluster import OperatorCluster
 from penstock.errors import IncompatibleStateError
 from penstock.operators.join.spec import How, JoinSpec
-from penstock.operators.window.kinds import TimeWindows, sliding, tumbling
 from penstock.recovery.state_match import match_state
+from penstock.windows import TimeWindows, sliding, tumbling
 
 MS = 1_000
 

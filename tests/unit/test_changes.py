@@ -13,7 +13,7 @@ import pytest
 from builders.protocol_story import completed
 from builders.restore_plans import job_spec, plan_of
 from builders.sink_double import TroubledSink
-from penstock.checkpoint.completed import (
+from penstock.checkpoint.model import (
     Barrier,
     Completed,
     OperatorState,
@@ -199,6 +199,16 @@ def test_a_job_that_has_read_nothing_has_no_positions_to_set(tmp_path: Path) -> 
         ConfigError, match="the job has no checkpoint yet: it starts where the options of the source say"
     ):
         plan(tmp_path, None, positions={"clicks": "latest"})
+
+
+def test_a_job_without_a_checkpoint_has_nothing_to_rename(tmp_path: Path) -> None:
+    """A rename at the first start is a mistake in a name, or the wrong storage: nothing would take it into account."""
+    with pytest.raises(
+        ConfigError, match=r"rename=\{'old': 'count'\}: the job has no checkpoint yet.*without rename, or"
+    ):
+        plan(tmp_path, None, rename={"old": "count"})
+    sources = StartedBatch(RunId(1), _with_source(AT, "visits"))
+    assert plan(tmp_path, None, sources, rename={"visits": "clicks"}).barrier.positions["clicks"] == 5
 
 
 def test_what_is_in_storage_stays_as_it_is(tmp_path: Path) -> None:

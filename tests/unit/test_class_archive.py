@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark import class_archive
-from penstock.spark.class_archive import (
+from penstock.spark import java as java_module
+from penstock.spark.java import (
     DRIVER_OPTIONS,
     KEPT,
     SWITCH,
+    JavaHome,
     _forget_others,
     archive_options,
     make_if_missing,
 )
-from penstock.spark.java import JavaHome
 from services import quick_spark
 
 
@@ -28,7 +28,7 @@ def java(tmp_path, monkeypatch) -> JavaHome:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(DRIVER_OPTIONS, raising=False)
     monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr(class_archive._Missing, "path", None)
+    monkeypatch.setattr(java_module._Missing, "path", None)
     modules = tmp_path / "java" / "lib" / "modules"
     modules.parent.mkdir(parents=True)
     modules.write_text("classes")
@@ -37,7 +37,7 @@ def java(tmp_path, monkeypatch) -> JavaHome:
 
 def missing(java: JavaHome) -> Path:
     assert archive_options(java, "") == ""
-    found = class_archive._Missing.path
+    found = java_module._Missing.path
     assert found is not None
     return found
 
@@ -85,7 +85,7 @@ def test_nothing_is_made_in_a_folder_of_another_user(java, monkeypatch) -> None:
 
 def test_a_spark_without_jars_starts_without_an_archive(java, tmp_path, monkeypatch) -> None:
     """As one that was built from its sources."""
-    monkeypatch.setattr(class_archive, "_find_spark_home", lambda: str(tmp_path / "spark"))
+    monkeypatch.setattr(java_module, "_find_spark_home", lambda: str(tmp_path / "spark"))
     assert archive_options(java, "") == ""
     assert make_if_missing() is None
 
@@ -135,7 +135,7 @@ def test_java_starts_with_the_archive_that_was_made(tmp_path) -> None:
     """A session that finds none says so, the one that is made is whole, and the next Java maps Spark's classes from it."""
     program = (
         "from penstock.spark.local_session import local_session\n"
-        "from penstock.spark.class_archive import make_if_missing\n"
+        "from penstock.spark.java import make_if_missing\n"
         "spark = local_session()\n"
         "made = make_if_missing()\n"
         "print(None if made is None else made.wait())\n"

@@ -17,8 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock import __version__
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, mark_committed, write_metadata
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.cli import main
 from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, checked, prepare_folder
@@ -130,6 +130,14 @@ def test_reading_a_job_that_is_not_there_makes_nothing(
 def test_version(penstock: Penstock) -> None:
     """`--version` prints the version and nothing else."""
     assert penstock("--version") == Result(0, f"penstock {__version__}\n", "")
+
+
+def test_python_runs_the_package_as_the_command_line() -> None:
+    """`python -m penstock` is the command line of that interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == (f"penstock {__version__}\n", "")
 
 
 def test_help_names_every_command(penstock: Penstock) -> None:

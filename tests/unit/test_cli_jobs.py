@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from penstock.cli.job_arguments import within
 from penstock.cli.status_screen import exit_code, status_json
 from penstock.cli.watch import WatchScreen, event_line
 from penstock.clock import SYSTEM_CLOCK
+from penstock.dashboard.metrics import exposition
 from penstock.errors import UnavailableError
 from penstock.ownership.runs import RunOutcome
 from penstock.status import events as told
+from penstock.status.health import Tone, verdict
 from penstock.status.job_watcher import JobWatcher
 from penstock.status.jobs import find_jobs, job_id
 from penstock.status.journal import read_plan, write_plan
@@ -247,6 +250,74 @@ def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path,
     assert "unknown: the job does not run (stopped)" in shown.out
 
 
+def cancelled_with_a_sink_down(place: Path, now: float) -> SeenJob:
+    """A job whose sink `table` did not take commits when it was cancelled."""
+    job = SeenJob(place, started_at=now - 3800)
+    job.complete(1, now - 3700, committed=False)
+    job.tell(told.SinkDown(at=now - 3695, run=job.run, sink="table", why="no route to host", waiting=1))
+    job.live(now - 3691, status="cancelled")
+    job.end(RunOutcome.CANCELLED, now - 3690)
+    return job
+
+
+def test_what_a_cancelled_job_has_not_committed_needs_a_person(
+    penstock: Penstock, tmp_path: Path, now: float
+) -> None:
+    """Transactions that the last checkpoint promised and a sink did not take are named, with what follows, what to do, and exit code 3."""
+    cancelled_with_a_sink_down(tmp_path, now)
+    shown = penstock("status", tmp_path, "views")
+    assert shown.code == 3
+    screen = " ".join(shown.out.split())
+    for said in (
+        "NEEDS ATTENTION 1 transaction (7 rows) of the sink table waits for a commit",
+        "no route to host",
+        "Readers do not see these rows.",
+        "start the job again: it commits them first",
+        "down, 1 transaction waits (7 rows)",
+        "no: 1 transaction of table to commit",
+    ):
+        assert said in screen, said
+
+
+def test_pages_and_metrics_show_what_a_cancelled_job_has_not_committed(tmp_path: Path, now: float) -> None:
+    """The verdict of the pages is bad and says it, and the metrics have what the alert rules look for."""
+    cancelled_with_a_sink_down(tmp_path, now)
+    view = view_of(tmp_path, now)
+    judged = verdict(view)
+    assert judged.tone is Tone.BAD
+    assert "of the sink table waits for a commit" in judged.detail
+    assert "Nothing is wrong" not in judged.detail
+    metrics = exposition([view]).decode()
+    for name, value in (("commits_waiting", 1), ("rows_waiting", 7), ("down", 1)):
+        assert re.search(
+            rf'^penstock_sink_{name}{{.*sink="table".*}} {value}(\.0)?$', metrics, re.MULTILINE
+        ), name
+
+
+def test_what_is_committed_does_not_wait(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """A run that began from the checkpoint has committed what it promised, also if it was cancelled before a checkpoint of its own."""
+    job = cancelled_with_a_sink_down(tmp_path, now)
+    job.begin(now - 3680, restored_from=1)
+    job.live(now - 3671)
+    job.end(RunOutcome.CANCELLED, now - 3670)
+    shown = penstock("status", tmp_path, "views")
+    assert shown.code == 0
+    assert "wait for" not in shown.out
+
+
+def test_a_commit_that_nobody_confirmed_may_wait(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """If no sink was seen to refuse commits, the status says that they may wait: the driver may have died right after the commit."""
+    job = SeenJob(tmp_path, started_at=now - 3800)
+    job.complete(1, now - 3700, committed=False)
+    job.live(now - 3691)
+    job.end(RunOutcome.CANCELLED, now - 3690)
+    shown = penstock("status", tmp_path, "views")
+    assert shown.code == 3
+    assert "1 transaction (7 rows) of the sink table may still wait for a commit" in " ".join(
+        shown.out.split()
+    )
+
+
 @pytest.mark.parametrize("arguments", [("views",), ("nobody",), ()])
 def test_a_job_that_cannot_be_seen(penstock: Penstock, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Code 2, with what to give instead."""
@@ -456,7 +527,7 @@ def test_how_far_sources_are_behind_may_be_unknown(penstock: Penstock, tmp_path:
     job = healthy(tmp_path, now)
     job.live(now, sources={"clicks": SourceLive(behind=0), "shops": SourceLive()})
     assert (
-        "unknown: nobody knows how far behind source shops is" in penstock("status", tmp_path / "views").out
+        "unknown: it is unknown how far behind source shops is" in penstock("status", tmp_path / "views").out
     )
 
 

@@ -31,19 +31,21 @@ from penstock.status.plan import PlanNode
 from penstock.status.view import JobView
 from services.patience import tries
 
-WATCH = [sys.executable, "-c", "from penstock.cli import main; main()", "watch"]
+SOON = "from penstock.cli import main, watch; watch.LOOK_S = 0.05; main()"
+WATCH = [sys.executable, "-c", SOON, "watch"]
+THE_END = b"nothing comes after this"
 INTO_ANOTHER_SCREEN, OUT_OF_IT = "\x1b[?1049h", "\x1b[?1049l"
 
 
 class Terminal:
     """A terminal with a program in it."""
 
-    def __init__(self, ours: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, ours: int, theirs: int, process: subprocess.Popen[bytes]) -> None:
         self._ours = ours
+        self._theirs = theirs
         self.process = process
         self.came = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         try:
@@ -71,9 +73,13 @@ class Terminal:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
 
     def ended(self) -> int:
+        """How the program ended, when all it wrote has come."""
         code = self.process.wait()
-        self._reader.join(5)
-        return code
+        os.write(self._theirs, THE_END)
+        for _ in tries(0.01):
+            if self.came.endswith(THE_END.decode()):
+                return code
+        raise TimeoutError(self.text)
 
 
 def _without_a_size(environment: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +100,7 @@ def terminal(*arguments: object) -> Iterator[Terminal]:
         env={**_without_a_size(os.environ), "TERM": "xterm-256color"},
         start_new_session=True,
     )
-    shown = Terminal(ours, process)
+    shown = Terminal(ours, theirs, process)
     try:
         yield shown
         assert termios.tcgetattr(theirs) == before, "the terminal is as it was"

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from builders.checkpoints import checkpoint_ids
 from builders.protocol_story import JOB, LAYOUT, SUBTASKS, handle
 from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.commits import Post, SinkCall
-from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator, Opening
 from penstock.checkpoint.events import (
@@ -23,7 +23,8 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     TimePassed,
 )
-from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed, read_metadata
+from penstock.checkpoint.metadata import CheckpointName, is_committed, read_metadata
+from penstock.checkpoint.model import Barrier, Completed, PreCommitted
 from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing

@@ -25,8 +25,8 @@ from penstock.operators.aggregate.operator import run_aggregate
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.process.user_code import Context
+from penstock.operators.state.task_time import TaskTime
 from penstock.operators.state.ttl import TimeToLive
-from penstock.operators.task_time import TaskTime
 from penstock.recovery.state_match import Compatibility, match_state
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout

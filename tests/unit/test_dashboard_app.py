@@ -537,6 +537,9 @@ def test_too_much_is_refused(client: Client, job: StoredJob) -> None:
             refused = answers.post("/jobs/views/actions/stop", content=content)
             assert refused.status_code == 413
             assert "64 KB" in refused.json()["error"]
+        refused = answers.post("/v1/jobs/views/stop", content=parts())
+        assert refused.status_code == 413
+        assert "64 KB" in refused.json()["errors"][0]
         assert job.storage.names("requests") == []
     assert answers.post("/login", content=b"token=" + b"x" * 100_000).status_code == 413
 

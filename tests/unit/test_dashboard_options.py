@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from builders.dashboard_site import TOKEN
-from penstock.dashboard.ui_options import UiOptions, address_of, is_loopback
+from penstock.dashboard.ui_options import Ui, UiOptions, address_of, is_loopback
 from penstock.errors import ConfigError
 
 
@@ -23,15 +23,15 @@ from penstock.errors import ConfigError
         (" 127.0.0.1:8090 ", "127.0.0.1", 8090),
     ],
 )
-def test_an_address_may_be_written_in_many_ways(ui: object, host: str, port: int) -> None:
+def test_an_address_may_be_written_in_many_ways(ui: str | int, host: str, port: int) -> None:
     """A missing host is this machine alone."""
-    options = UiOptions.checked(ui)
+    options = UiOptions.of(Ui(ui))
     assert (options.host, options.ports) == (host, (port,))
 
 
 def test_true_takes_the_first_free_port() -> None:
     """From 8090 on, and any other when many are taken."""
-    ports = UiOptions.checked(True).ports
+    ports = UiOptions.of(Ui()).ports
     assert ports[:2] == (8090, 8091)
     assert ports[-1] == 0
 
@@ -43,12 +43,12 @@ def test_true_takes_the_first_free_port() -> None:
 def test_what_is_no_address_is_refused(ui: object) -> None:
     """With a form that works."""
     with pytest.raises(ConfigError, match=r"8090"):
-        UiOptions.checked(ui, TOKEN)
+        Ui(ui, token=TOKEN)  # type: ignore[arg-type]
 
 
 def test_without_a_token_one_is_made() -> None:
     """Every other user of the machine reaches 127.0.0.1, too. It is another one each time, and part of the address that is printed."""
-    one, other = UiOptions.checked(True), UiOptions.checked(True)
+    one, other = UiOptions.of(Ui()), UiOptions.of(Ui())
     assert one.token is not None
     assert other.token is not None
     assert one.token != other.token
@@ -58,22 +58,22 @@ def test_without_a_token_one_is_made() -> None:
 
 def test_a_token_that_was_given_is_not_printed() -> None:
     """Whoever gave it knows it, and logs are kept."""
-    assert UiOptions.checked(True, TOKEN).opening_address(8090) == "http://127.0.0.1:8090"
+    assert UiOptions.of(Ui(token=TOKEN)).opening_address(8090) == "http://127.0.0.1:8090"
 
 
 @pytest.mark.parametrize("folder", ["relative", "", "s3://bucket/x", "/"])
 def test_a_folder_for_savepoints_is_a_whole_path(folder: str) -> None:
     """What is none is refused before anything starts; the root would be no limit."""
     with pytest.raises(ConfigError, match="savepoints"):
-        UiOptions.checked(True, savepoints=(folder,))
+        Ui(savepoints=(folder,))
 
 
 @pytest.mark.parametrize("ui", ["0.0.0.0:8090", "192.168.1.4:8090", "[::]:8090", "driver-3:8090"])
 def test_an_address_that_others_reach_needs_a_token(ui: str) -> None:
     """Without one it is refused, with what to do."""
     with pytest.raises(ConfigError, match=r"needs a token.*PENSTOCK_UI_TOKEN.*127\.0\.0\.1"):
-        UiOptions.checked(ui)
-    assert UiOptions.checked(ui, TOKEN).token == TOKEN
+        UiOptions.of(Ui(ui))
+    assert UiOptions.of(Ui(ui, token=TOKEN)).token == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_an_address_that_others_reach_needs_a_token(ui: str) -> None:
 def test_a_weak_or_odd_token_is_refused_and_not_shown(token: str) -> None:
     """Its length may be said, itself never."""
     with pytest.raises(ConfigError, match="openssl rand -hex 24") as refused:
-        UiOptions.checked("127.0.0.1:8090", token)
+        Ui("127.0.0.1:8090", token=token)
     assert not token or token not in str(refused.value)
 
 
 def test_the_token_is_in_no_text() -> None:
     """Whoever logs the options does not log it; the child process is told it all the same."""
-    options = UiOptions.checked(8090, TOKEN)
+    options = UiOptions.of(Ui(8090, token=TOKEN))
     assert TOKEN not in f"{options} {options!r}"
     assert msgspec.json.decode(msgspec.json.encode(options), type=UiOptions) == options
 

@@ -26,6 +26,7 @@ from builders.job_views import (
     story,
     subtasks,
 )
+from penstock.checkpoint.pending import PendingLive
 from penstock.dashboard.pages.job_graph import Box, Drawing, draw, node_facts
 from penstock.dashboard.pages.timings import (
     LEGEND,
@@ -43,7 +44,7 @@ from penstock.dashboard.pages.timings import (
 from penstock.status.events import Event, FirstBatch
 from penstock.status.health import Tone, concerns, needs_attention, verdict
 from penstock.status.job_history import history
-from penstock.status.live import PendingLive, SourceLive
+from penstock.status.live import SourceLive
 from penstock.status.plan import PlanNode
 from penstock.status.sentences import sentence
 from penstock.status.view import Behind, CheckpointStatus, CheckpointView, JobState, JobView, total_behind

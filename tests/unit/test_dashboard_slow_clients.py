@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.dashboard_site import TOKEN, InThread, StoredJob, connect, get, port_of, ui_options
+from builders.dashboard_site import TOKEN, InThread, StoredJob, connect, get, port_of, rest_of, ui_options
 from penstock.dashboard import gate
 from services.patience import tries
 
@@ -32,15 +32,6 @@ def server(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[InThread
     made = InThread(job.place, ui_options("127.0.0.1:0"))
     yield made
     made.close()
-
-
-def rest_of(client: socket.socket) -> bytes:
-    """What comes until the server lets go."""
-    came = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := client.recv(65536):
-            came += part
-    return came
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from builders.protocol_story import RUN, completed, transaction
-from penstock.checkpoint.completed import Barrier, PreCommitted
 from penstock.checkpoint.events import BatchFinished, Commit, MarkCommitted, SweepTransactions
+from penstock.checkpoint.model import Barrier, PreCommitted
 from penstock.checkpoint.protocol import DueCommits
 from penstock.config import Mode
 from penstock.ids import CheckpointId, RunId

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.encoding import to_array
 from penstock.operators.state.declarations import ValueState
+from penstock.operators.values.encoding import to_array
 from penstock.state.ddl import arrow_type, spark_type
 
 AT_NOON = datetime(2024, 5, 1, 12)

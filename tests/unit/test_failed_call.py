@@ -13,11 +13,11 @@ import penstock as ps
 from builders.operator_harness import OperatorHarness
 from penstock.errors import BadRecordError
 from penstock.operators.calls import blamed_on
-from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, failed_call
 from penstock.operators.process import run_keyed
+from penstock.operators.process.failed_call import MOST_CHARACTERS, FailedCall, failed_call
 from penstock.operators.process.keyed import bind
 from penstock.operators.process.user_code import Context
-from penstock.operators.rows import Rows, RowTable
+from penstock.operators.values.rows import Rows, RowTable
 from penstock.places import Place, without_secrets
 
 TABLE = pa.table({"app": ["a", "a"], "user": [1, 2]})
@@ -189,6 +189,23 @@ def test_what_a_key_yields_or_stores_does_not_fit(
         ("Authorization: Digest hunter2", "Authorization: ..."),
         ('url = "https://hunter2hunter2@host/x"', '"https://...@host/x"'),
         ('{"password" => "hunter2"}', '"password" => "..."'),
+        (r'say("{\"password\": \"hunter2\", \"x\": 1}")', r'{\"password\": \"...\", \"x\": 1}'),
+        (r"say('{\\\'pwd\\\': \\\'hunter2\\\'}')", r"{\\\'pwd\\\': \\\'...\\\'}"),
+        ("url=postgresql%3A%2F%2Fapp%3Ahunter2%40db%2Fshop", "%2F%2Fapp%3A...%40db%2Fshop"),
+        ("GET /login?next=password%3Dhunter2", "password%3D..."),
+        ("body=%22password%22%3A%22hunter2%22%7D", "%22password%22%3A%22...%22%7D"),
+        ("postgresql://app:it's-hunter2@db/shop", "//app:...@db/shop"),
+        ("//app:hunter2@db/shop", "//app:...@db/shop"),
+        ("ALTER ROLE app WITH PASSWORD 'hunter2'", "WITH PASSWORD '...'"),
+        ("CREATE USER app IDENTIFIED BY 'hunter2'", "IDENTIFIED BY '...'"),
+        ("password=a,b;c)hunter2 user=u", "password=... user=u"),
+        ("Server=h;Pwd={a;b hunter2};Database=d", "Pwd=...;Database=d"),
+        ('{"passwords": ["hunter2", "b"], "x": 1}', '"passwords": ..., "x": 1}'),
+        ("Config(password=SecretStr('hunter2'), x=1)", "Config(password=..., x=1)"),
+        ("DB_PASS=hunter2 PGPASSWORD=hunter2 pw=hunter2", "DB_PASS=... PGPASSWORD=... pw=..."),
+        ("?sv=1&sig=hunter2&se=2", "sig=...&se=2"),
+        ("Cookie: session=hunter2", "Cookie: session=..."),
+        ("authorization=Token hunter2", "authorization=..."),
     ],
 )  # fmt: skip
 def test_a_password_in_the_line_is_not_shown(tmp_path: Path, line: str, shown: str) -> None:
@@ -208,6 +225,10 @@ def test_a_password_in_the_line_is_not_shown(tmp_path: Path, line: str, shown: s
         "keys = ['a', 'b']",
         "basic = plan.price",
         'frame.select("primary_key", "monkey")',
+        'unexpected token "}" at 1:7',
+        "bypass = 3  # pass_count = 4",
+        'password authentication failed for user "app"',
+        "http://host:8080/a, see https://host/b",
     ],
 )
 def test_what_is_no_password_is_shown(line: str) -> None:
@@ -219,6 +240,13 @@ def test_long_texts_are_masked_in_a_moment() -> None:
     """The time that masking takes grows with the text, not with its square: a row's value may be any text."""
     for word in ("password", "token=", "--token ", "://a:", '"secret", ', "password: str ", "https://"):
         assert len(without_secrets(word * (100_000 // len(word)))) > 0
+
+
+def test_a_private_key_is_not_shown() -> None:
+    """Its lines are masked, also where its end was cut off."""
+    begin, end = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
+    assert without_secrets(f"key {begin}\nhunter2\nhunter2\n{end} of app") == f"key {begin}...{end} of app"
+    assert without_secrets(f"private_key={begin}\nhunter2") == f"private_key={begin}..."
 
 
 def test_states_are_called_what_they_were_declared_as(tmp_path: Path) -> None:

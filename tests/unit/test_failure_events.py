@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from py4j.protocol import Py4JError
 
 from penstock.errors import JobFailedError, UserCodeError
+from penstock.ids import RunId
+from penstock.ownership.runs import RunOutcome, end_of
+from penstock.requests.request_files import Done
+from penstock.spark.failure_messages import in_brief, restart_line
+from penstock.spark.tasks import readable_errors
 from penstock.status.events import LONGEST_TEXT, RunFailed
+from penstock.status.live import Progress
 from penstock.status.make_events import run_failed
 
 
 def told(error: BaseException, *, shows_rows: bool = True) -> RunFailed:
     return run_failed(
         error,
+        Progress(run=1, at=1.0, status="running"),
         shows_rows=shows_rows,
         at=1.0,
-        run=1,
         strategy="s",
         delay_s=None,
         decision="d",
-        batch=0,
-        batch_at=0.0,
-        checkpoint=-1,
         rows_again=0,
     )
 
@@ -70,3 +75,46 @@ def test_a_journal_without_rows_has_no_texts_of_spark() -> None:
     )
     assert "Ann Lee" in told(error).trace
     assert "Ann Lee" not in str(told(error, shows_rows=False))
+
+
+def through_spark(error: Exception) -> str:
+    """What the Python worker of a task hands to Spark."""
+    try:
+        with readable_errors():
+            raise error  # noqa: TRY301 - as user code would
+    except Exception as raised:  # noqa: BLE001 - its text is what is asked for
+        return str(raised)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda error: end_of(RunId(1), RunOutcome.FAILED, 1.0, error).why,
+        lambda error: Done.failed(error).error,
+        lambda error: str(in_brief(Py4JError(f"An error occurred: {error}"))),
+        lambda error: restart_line(
+            "views", error, 1.0, Progress(run=1, at=1.0, status="restarting"), met_before=False
+        ),
+        through_spark,
+        lambda error: told(error).why,
+        lambda error: told(error).notes[0],
+        lambda error: told(caused_by(RuntimeError(), error)).root,
+    ],
+    ids=[
+        "end of the run",
+        "answer to a request",
+        "of Spark",
+        "log",
+        "through Spark",
+        "event",
+        "note",
+        "root",
+    ],
+)
+def test_passwords_are_masked_where_errors_are_written(written: Callable[[Exception], str]) -> None:
+    """Records in storage, the log, and what a Python worker hands to Spark show where the connection went, and no password."""
+    error = ConnectionError("no route to postgresql://app:hunter2@db/shop, password='hunter2'")
+    error.add_note("tried postgresql://app:hunter2@db/shop")
+    shown = written(error)
+    assert "hunter2" not in shown
+    assert "postgresql://app:...@db/shop" in shown

@@ -11,11 +11,11 @@ from penstock.errors import ConfigError
 from penstock.graph import Graph, Late, Output, Source
 from penstock.operators.aggregate.operator import Aggregate
 from penstock.operators.dedupe import Dedupe
-from penstock.operators.row_order import Order, parse_order
-from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
+from penstock.operators.values.row_order import Order, parse_order
 from penstock.operators.window.operator import Window
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.status.plan import plan_nodes
+from penstock.windows import CountWindows, SessionWindows, TimeWindows
 
 
 @pytest.mark.parametrize(

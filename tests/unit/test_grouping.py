@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadRecordError, InternalError
-from penstock.operators.failed_call import failed_call
 from penstock.operators.grouping import check_rows, group_rows, one_row_a_key
+from penstock.operators.process.failed_call import failed_call
 from penstock.state.keys import SORT_KEY
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])

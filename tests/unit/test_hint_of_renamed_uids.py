@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from builders.protocol_story import completed
 from builders.restore_plans import job_spec, plan_of
-from penstock.checkpoint.completed import OperatorState
+from penstock.checkpoint.model import OperatorState
 from penstock.checkpoint.state_columns import columns_of
 from penstock.errors import IncompatibleStateError
 from penstock.operators.state.declarations import state_layout

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from builders.protocol_story import completed, transaction
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import mark_committed, write_metadata
+from penstock.checkpoint.model import Completed
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.ownership.claim import claim

@@ -34,10 +34,9 @@ from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.process.user_code import Context
-from penstock.operators.python_values import python_values
 from penstock.operators.state.timers import moment
+from penstock.operators.values.python_values import python_values
 from penstock.operators.window.count import CountRowsSpec
-from penstock.operators.window.kinds import CountWindows, SessionWindows
 from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.run import subtask as engine
@@ -51,6 +50,7 @@ from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
 from penstock.testing.subtasks import LocalExecutor, with_wake_row
+from penstock.windows import CountWindows, SessionWindows
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 HOSTILE = (

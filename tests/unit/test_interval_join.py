@@ -18,8 +18,8 @@ from penstock.operators.join import input_rows, interval
 from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.state import table_rows
-from penstock.operators.window.kinds import TimeWindows
 from penstock.state.lifetimes import FAR_AWAY_US
+from penstock.windows import TimeWindows
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from builders.protocol_story import Story, completed
-from penstock.checkpoint.completed import Completed, OperatorColumns
 from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.checkpoint.model import Completed, OperatorColumns
 from penstock.cli import request_commands
 from penstock.errors import ConfigError, FencedError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
@@ -20,7 +20,7 @@ from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.holds import find_holds
 from penstock.requests.job_actions import JobActions
 from penstock.requests.request_files import Kind, Request
-from penstock.savepoint import make
+from penstock.savepoint import request
 from penstock.savepoint.create import ReportProgress, claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.storage import LocalStorage, Storage
@@ -118,7 +118,7 @@ def create(
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(make, "create_in_child_process", create)
+    monkeypatch.setattr(request, "create_in_child_process", create)
     return Scene(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_the_checkpoint_is_held_while_the_savepoint_is_made(
         seen.append(len(find_holds(scene.storage, scene.clock.wall()).good))
         return create(*given, **options)
 
-    monkeypatch.setattr(make, "create_in_child_process", watched)
+    monkeypatch.setattr(request, "create_in_child_process", watched)
     scene.run = scene.restored(7)
     scene.actions.savepoint(TOKEN, scene.wish())
     assert seen == [1]
@@ -193,7 +193,7 @@ def test_a_start_that_loses_the_job_meanwhile_does_not_say_that_it_has_made_one(
         claim(scene.storage, 0.0)
         return create(*given, **options)
 
-    monkeypatch.setattr(make, "create_in_child_process", replaced)
+    monkeypatch.setattr(request, "create_in_child_process", replaced)
     claim(scene.storage, 0.0, scene.claimant)
     scene.run = scene.restored(7)
     with pytest.raises(FencedError, match="was replaced by run 2"):
@@ -262,7 +262,7 @@ def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
     def create(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(make, "create_in_child_process", create)
+    monkeypatch.setattr(request, "create_in_child_process", create)
     scene.run = scene.restored(7)
     scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
     scene.actions.settled()
@@ -361,7 +361,7 @@ def test_a_savepoint_that_is_whole_is_said_to_be_made(
             raise UnavailableError("the process that makes the savepoint ended with -9")
         return made
 
-    monkeypatch.setattr(make, "create_in_child_process", made_and_gone)
+    monkeypatch.setattr(request, "create_in_child_process", made_and_gone)
     claim(scene.storage, 0.0, scene.claimant)
     run = scene.restored(7)
     actions = JobActions(
@@ -396,7 +396,7 @@ def test_a_manifest_without_its_files_is_no_savepoint(scene: Scene, monkeypatch:
         to.delete([saved.path])
         raise UnavailableError("a part of the savepoint has been deleted while it was made")
 
-    monkeypatch.setattr(make, "create_in_child_process", a_part_is_gone)
+    monkeypatch.setattr(request, "create_in_child_process", a_part_is_gone)
     scene.run = scene.restored(7)
     with pytest.raises(UnavailableError, match="has been deleted while it was made"):
         scene.actions.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
@@ -412,7 +412,7 @@ def test_a_cancel_gives_up_the_savepoint_of_a_stop(scene: Scene, monkeypatch: py
             time.sleep(0.01)
         raise UnavailableError("the job was cancelled while its savepoint was made: it is given up")
 
-    monkeypatch.setattr(make, "create_in_child_process", until_given_up)
+    monkeypatch.setattr(request, "create_in_child_process", until_given_up)
     scene.run = scene.restored(7)
     wish = scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here"))
     scene.actions.stop(TOKEN, wish)
@@ -439,7 +439,7 @@ def test_savepoints_are_made_one_after_the_other(scene: Scene, monkeypatch: pyte
         at_work.remove(token)
         return made
 
-    monkeypatch.setattr(make, "create_in_child_process", counted)
+    monkeypatch.setattr(request, "create_in_child_process", counted)
     scene.run = scene.restored(7)
     made: list[Any] = []
     threads = [

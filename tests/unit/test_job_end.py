@@ -12,10 +12,9 @@ import pytest
 from penstock.spark import job_runner as of_a_job
 from penstock.spark.job_handle import JobHandle
 from penstock.spark.job_runner import JobRunner
-from penstock.spark.status import Status
 from penstock.status.events import Event, JobEnded, RunFailed
 from penstock.status.journal import JournalReader, JournalWriter
-from penstock.status.live import Progress
+from penstock.status.live import Progress, Status
 from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 

@@ -13,15 +13,16 @@ import pytest
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.ids import SubtaskId
-from penstock.operators import calls, encoding
+from penstock.operators import calls
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.process import run_keyed as run_process_module
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.user_code import Context
-from penstock.operators.python_values import python_values
-from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.declarations import ValueState, value_schema
+from penstock.operators.values import encoding
+from penstock.operators.values.python_values import python_values
+from penstock.operators.values.rows import Rows, RowTable
 from penstock.state.backends import MemoryBackend
 from penstock.state.backends.base import StateLayout, Workplace
 from penstock.state.keys import SORT_KEY

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from builders.protocol_story import handle
-from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.content import LaterVersions
 from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.model import Barrier
 from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.completed import StoredLifetime
+from penstock.checkpoint.model import StoredLifetime
 from penstock.checkpoint.state_columns import columns_of
 from penstock.ids import SubtaskId
 from penstock.operators.event_time import OperatorClock

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.start_options import StartOptions
 from penstock.status.events import Event, FirstBatch, Lost
 from penstock.status.listeners import MOST_WAITING, Listener, Listeners
 from services.patience import PATIENCE_S
@@ -153,4 +154,4 @@ class Async(Listener):
 def test_what_is_no_listener_is_refused(listener: object, words: str) -> None:
     """A class instead of an object, a coroutine, anything without on_event: refused before the job starts, with what to give instead."""
     with pytest.raises(ConfigError, match=words):
-        Listeners([listener])  # type: ignore[list-item]
+        StartOptions(listeners=[listener])  # type: ignore[list-item]

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from builders.restore_plans import job_spec, plan_of
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.guarantee import Guarantee
 from penstock.ids import SubtaskId
 from penstock.recovery.restore_plan import RestorePlan

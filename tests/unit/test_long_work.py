@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock import progress
-from penstock.progress import (
+from penstock import long_work
+from penstock.long_work import (
     Display,
     StderrLine,
     Work,
@@ -90,7 +90,7 @@ def test_parts_count_for_the_work_around_them() -> None:
 
 def test_a_counter_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """While others count, somebody looks now and then."""
-    monkeypatch.setattr(progress, "LOOK_S", 0.001)
+    monkeypatch.setattr(long_work, "LOOK_S", 0.001)
     count = 0
     with working("loading", unit="subtask"), counted_by(lambda: count, 5):
         count = 7

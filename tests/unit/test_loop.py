@@ -11,12 +11,12 @@ import time
 import pytest
 
 from builders.sink_double import TroubledSink, staged, visible
-from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, CheckpointListener
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
+from penstock.checkpoint.model import Barrier, Completed
 from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.clock import SYSTEM_CLOCK

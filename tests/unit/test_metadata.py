@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from builders.checkpoints import checkpoint_ids
 from builders.protocol_story import completed, transaction
-from penstock.checkpoint.completed import Barrier, OperatorState, SourceFile
 from penstock.checkpoint.metadata import (
-    checkpoint_ids,
     decode,
     encode,
     exists,
@@ -20,6 +19,7 @@ from penstock.checkpoint.metadata import (
     read_metadata,
     write_metadata,
 )
+from penstock.checkpoint.model import Barrier, OperatorState, SourceFile
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError, UnavailableError
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle

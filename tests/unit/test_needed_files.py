@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from builders.protocol_story import SUBTASKS, completed, handle
-from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.model import Barrier, SourceFile
 from penstock.checkpoint.needed_files import NeededFiles
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
-from penstock.operators.failed_call import failed_call
 from penstock.operators.grouping import PieceLimits
+from penstock.operators.process.failed_call import failed_call
 from penstock.operators.process.unkeyed import run_unkeyed
 from penstock.state.ddl import arrow_schema
 from services.tiers import share
@@ -672,3 +672,25 @@ def test_state_is_used_only_while_the_operator_runs() -> None:
     for operator in (Told(), Checks(), InColumns()):
         with pytest.raises(AttributeError, match=r"rules is state: write self.rules\[...\] = ... instead"):
             operator.rules = {}  # type: ignore[assignment]
+
+
+class Extends(ps.Process):
+    """Adds to its list in place."""
+
+    seen = ps.OperatorListState("long")
+
+    def __init__(self, added: Any) -> None:
+        self.added = added
+
+    def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:
+        self.seen += self.added
+
+
+def test_a_list_of_a_subtask_is_extended_in_place() -> None:
+    """`+=` takes what a list takes; for anything else the error says what to write."""
+    given: dict[str, Any] = {"input_schema": "v long", "schema": "v long"}
+    assert ps.testing.run(Extends([1, 2]), [(0,)], **given).state() == {"seen": [1, 2]}
+    with pytest.raises(
+        AttributeError, match=r"seen is state: write self.seen.append\(...\) instead of self.seen \+="
+    ):
+        ps.testing.run(Extends(1), [(0,)], **given)

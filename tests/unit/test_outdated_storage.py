@@ -14,8 +14,8 @@ import pytest
 
 from builders.plan_settings import plan_settings
 from builders.restore_plans import job_spec
-from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.metadata import mark_committed, write_metadata
+from penstock.checkpoint.model import Barrier, Completed, PreCommitted
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import CheckpointId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders.protocol_story import completed, transaction
 from penstock.dashboard.pages.timings import batch_phases
 from penstock.ids import CheckpointId
-from penstock.spark.query_progress import took
+from penstock.spark.query_reports import took
 from penstock.status.events import Event, RunFailed
 from penstock.status.live import MOST_BATCHES
 from penstock.status.observer import Observer, SourceAccount

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.model import Barrier
 from penstock.errors import CorruptStateError
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SparkBatch
 from penstock.ownership.claim import Descent
 from penstock.recovery.progress_log import ProgressLog, fill_progress_log, positions, without_positions
 from penstock.storage import LocalStorage
@@ -57,7 +57,7 @@ def test_positions_are_read_per_source():
 def test_a_run_begins_after_the_batch_of_its_checkpoint(storage):
     """The log of a run knows that batch as done, and the entry before it, without which Spark refuses to start."""
     fill_progress_log(log(storage, 3), LAST, Barrier({}, entry("4")))
-    assert log(storage, 3).entry(LAST) == log(storage, 3).entry(CheckpointId(3)) == entry("4")
+    assert log(storage, 3).entry(SparkBatch(LAST)) == log(storage, 3).entry(SparkBatch(3)) == entry("4")
     assert storage.get("spark/3/commits/4") == b'v1\n{"nextBatchWatermarkMs":7}'
     assert b'"id"' in storage.get("spark/3/metadata")
 

@@ -18,7 +18,6 @@ from builders.protocol_story import (
     only,
     transaction,
 )
-from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.events import (
     AnswerTaken,
     BatchFinished,
@@ -35,6 +34,7 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     WriteMetadata,
 )
+from penstock.checkpoint.model import Barrier
 from penstock.checkpoint.pending import PAUSE_AFTER_FAILURE_S
 from penstock.config import Mode
 from penstock.errors import InternalError

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.python_values import python_values
+from penstock.operators.values.python_values import python_values
 from services.tiers import share
 
 VALUES = {

@@ -7,11 +7,11 @@ import pytest
 
 from builders.protocol_story import completed
 from builders.restore_plans import job_spec, plan_of
-from penstock.checkpoint.completed import Barrier, TimeReached
+from penstock.checkpoint.model import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.errors import UnavailableError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import CheckpointId, RunId, SparkBatch
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.started_batches import StartedBatch, last_started
 from penstock.run.reading import Reading
@@ -49,7 +49,7 @@ def reading(
 
 def begun_with(one: Reading, batch: CheckpointId = FIRST) -> Barrier:
     """Begin a batch that Spark has planned."""
-    barrier = one.read(batch)
+    barrier = one.read(SparkBatch(batch))
     one.begin(batch, barrier)
     return barrier
 
@@ -64,7 +64,7 @@ def recorded(storage) -> list[str]:
 def test_a_number_that_does_not_follow_is_an_error(storage, batch, after):
     """A batch that was done already is never stepped over, nor is one left out: the job goes back."""
     with pytest.raises(UnavailableError, match=f"batch {batch} came after batch {after}"):
-        reading(storage, begun=StartedBatch(RUN, Barrier(), after))[0].read(CheckpointId(batch))
+        reading(storage, begun=StartedBatch(RUN, Barrier(), after))[0].read(SparkBatch(batch))
 
 
 def test_where_sources_begin_is_recorded_while_no_batch_comes(storage):
@@ -174,7 +174,7 @@ def test_a_log_that_was_taken_away(tmp_path) -> None:
     """A run that takes over deletes the log of the one before, which then ends as one that may come again, and is fenced when it does."""
     storage = LocalStorage(tmp_path)
     with pytest.raises(UnavailableError, match="another run has taken the job over"):
-        reading(storage)[0].read(CheckpointId(0))
+        reading(storage)[0].read(SparkBatch(0))
 
 
 def test_a_batch_that_reads_nothing_ends_where_the_one_before_it_did(storage):
@@ -185,7 +185,7 @@ def test_a_batch_that_reads_nothing_ends_where_the_one_before_it_did(storage):
     assert one.barrier == read
     assert last_started(storage) == StartedBatch(RUN, read, 1)
     storage.put("spark/2/offsets/1", b'v1\n{}\n{"0":6}\n7\n8')
-    assert one.read(CheckpointId(1)).positions == {"clicks": {"0": 6}, "two": [7, 8]}
+    assert one.read(SparkBatch(1)).positions == {"clicks": {"0": 6}, "two": [7, 8]}
 
 
 @pytest.mark.parametrize("cleared_in", [-1, 7])

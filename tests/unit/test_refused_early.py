@@ -14,8 +14,8 @@ from penstock.graph import Graph, Source
 from penstock.keyed_streams import KeyedStream
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.aggregate.distinct import aggregate_layout
-from penstock.operators.row_order import parse_orders
-from penstock.operators.state.declarations import StateAssignedError
+from penstock.operators.state.cells import StateAssignedError
+from penstock.operators.values.row_order import parse_orders
 from penstock.run.task_failures import tolerates
 from penstock.spark.operators.process import check_broadcast_names
 from penstock.streams import Stream

@@ -8,8 +8,8 @@ from builders.stored_jobs import PLAN
 from penstock.cli.request_commands import RequestProgress
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
+from penstock.long_work import working
 from penstock.ownership.claim import Claimant, claim
-from penstock.progress import working
 from penstock.status.journal import write_live
 from penstock.status.listeners import Listeners
 from penstock.status.live import Progress

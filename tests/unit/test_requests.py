@@ -896,9 +896,9 @@ class ManyFiles(VirtualStorage):
 
 def test_many_files_are_looked_at_once_each() -> None:
     """A look comes every second: with files squared it would take the driver all its time."""
-    began = time.monotonic()
+    began = time.thread_time()  # of this thread alone, however busy the machine is
     assert len(Listing(ManyFiles("virtual://many")).over) == 20_000
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_the_name_of_who_asks_is_one_line(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_page_and_what_programs_get_are_kept_apart(poller: StatusPoller) -> No
 
 
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest answers make room for new ones, and each is made once for each version of what it shows."""
+    """Old answers make room for a new one beyond the limit, and each is made once for each version of what it shows."""
     monkeypatch.setattr(responses, "MOST", 2)
     cache, made = ResponseCache(), []
 

@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from builders.checkpoints import checkpoint_ids
 from builders.protocol_story import JOB, completed
 from builders.restore_plans import job_spec, plan_of
 from builders.sink_double import TroubledSink, staged, visible
-from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.metadata import (
     CheckpointName,
-    checkpoint_ids,
     mark_committed,
     write_metadata,
 )
+from penstock.checkpoint.model import PreCommitted
 from penstock.config import Mode
 from penstock.errors import (
     CommitLostError,

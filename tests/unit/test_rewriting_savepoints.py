@@ -8,16 +8,16 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
+from penstock.checkpoint.model import Barrier, SourceFile, SourceTime, TimeReached
 from penstock.checkpoint.state_columns import columns_of, stored_layout
 from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
 from penstock.operators.aggregate.distinct import AGGREGATES
 from penstock.operators.window.count import CountSpec
-from penstock.operators.window.kinds import CountWindows
 from penstock.spark.savepoint_rewriting import moved_to, renamed_time
 from penstock.spark.savepoint_rows import OperatorRows
 from penstock.state.backends.base import StateLayout
+from penstock.windows import CountWindows
 
 KAFKA = '{"views":{"0":100,"1":100}}'
 FILES = '{"logOffset":3}'

@@ -50,13 +50,14 @@ from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.process.user_code import Context
 from penstock.operators.window import aggregates, session
+from penstock.operators.window.base import ABSURD, LATE
 from penstock.operators.window.count import CountSpec, run_count_windows
-from penstock.operators.window.kinds import ABSURD, LATE, CountWindows, SessionWindows, TimeWindows
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionRun, SessionSpec
 from penstock.operators.window.time import PANE, WindowSpec
 from penstock.state.backends.base import OpenState
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
+from penstock.windows import CountWindows, SessionWindows, TimeWindows
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

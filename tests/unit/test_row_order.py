@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators import columns
-from penstock.operators.array_like import as_column
 from penstock.operators.grouping import PieceLimits, group_rows, pieces, stable_order
+from penstock.operators.values.array_like import as_column
 from penstock.state.keys import SORT_KEY
 
 NEIGHBOURS = st.sampled_from([0, 1, 2, 3, 2**62, 2**62 + 1, 2**62 + 2, 2**63 - 1])

@@ -24,11 +24,11 @@ from penstock.graph import Graph, Output, Side, Source, Transform
 from penstock.keyed_streams import KeyedStream
 from penstock.operators import calls
 from penstock.operators.bad_records import LETTER, BadRows
-from penstock.operators.failed_call import failed_call
 from penstock.operators.outputs import BAD, RESULTS, SideRows, declared_sides, side_tags, tagged, untagged
 from penstock.operators.process import run_keyed as run_process_module
 from penstock.operators.process import run_tolerant
 from penstock.operators.process.columns import SideColumns, run_batch_process
+from penstock.operators.process.failed_call import failed_call
 from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.run_keyed import run_process
 from penstock.operators.process.run_tolerant import run_process_tolerantly

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.spark.query_progress import IdleCheck
+from penstock.spark.query_reports import IdleCheck
 
 
 class Says:

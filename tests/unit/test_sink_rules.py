@@ -11,8 +11,7 @@ import pytest
 
 from penstock.errors import CommitLostError
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.testing.sink_contract import SinkContract
-from penstock.testing.sink_rules import Rule
+from penstock.testing.sink_contract import Rule, SinkContract
 
 STAGED: dict[str, list[Any]] = {}
 VISIBLE: list[dict[str, Any]] = []

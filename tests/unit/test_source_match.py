@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
+from penstock.checkpoint.model import Barrier, SourceFile, SourceTime, TimeReached
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.job_spec import in_order
 from penstock.recovery.progress_log import NO_POSITION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.model import Barrier
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId

@@ -26,7 +26,8 @@ from pyspark.sql import types as T
 
 import penstock as ps
 from builders.operator_cluster import OperatorCluster
-from penstock.operators.failed_call import failed_call
+from penstock.operators.process.failed_call import failed_call
+from penstock.operators.state.cells import StateAssignedError
 from penstock.operators.state.declarations import column_states, declared_state, value_schema
 from penstock.state.ddl import arrow_schema
 from services.tiers import share
@@ -788,6 +789,36 @@ def test_assignments_to_states_are_refused() -> None:
         with pytest.raises(AttributeError) as batch_error:
             setattr(Columns(), name, 3)
         assert f'write state["{name}"] = ... instead' in str(batch_error.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "uses", "says"),
+    [
+        (ps.ValueState("long", default=0), "self.n += 1", "self.n.value += ... instead of self.n += ..."),
+        (ps.ValueState("long", default=0), "self.n -= 1", "self.n.value instead of self.n"),
+        (ps.ValueState("long", default=0), "self.n < 1", "self.n.value instead of self.n"),
+        (ps.RawState(), "self.n += b'1'", "self.n.value += ... instead of self.n += ..."),
+        (ps.ReducingState("long", max), "self.n += 1", "self.n.add(...) instead of self.n += ..."),
+        (ps.MapState("string", "long"), "self.n += 1", "self.n[...] += ... instead of self.n += ..."),
+        (ps.ListState("long"), "self.n += 1", "self.n.append(...) instead of self.n += ..."),
+    ],
+)
+@pytest.mark.parametrize("on_bad_record", ["fail", "skip"])
+def test_calculating_with_a_state_itself_says_what_to_write(
+    state: Any, uses: str, says: str, on_bad_record: str
+) -> None:
+    """`self.n += 1` ends the run with what to write, also where bad rows are skipped: no other row would do better."""
+    operator = process_with(n=state)(lambda self, key, rows: exec(uses))
+    with pytest.raises(StateAssignedError) as raised:
+        ps.testing.run(
+            operator,
+            [("a", 1)],
+            key="k",
+            input_schema="k string, v long",
+            schema="v long",
+            on_bad_record=on_bad_record,
+        )
+    assert str(raised.value) == f"n is state: write {says}"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from typing import Any, TextIO
 import msgspec
 import pytest
 
-from penstock.progress import is_terminal
+from penstock.long_work import is_terminal
 from penstock.spark import terminal_output
-from penstock.spark.status import Status
 from penstock.spark.terminal_output import (
     CHECKPOINTS,
     JobDisplay,
@@ -25,7 +24,7 @@ from penstock.spark.terminal_output import (
     job_display,
     log_on,
 )
-from penstock.status.live import Progress
+from penstock.status.live import Progress, Status
 from penstock.status.sentences import LIFE
 from penstock.testing.virtual import VirtualClock
 from services.terminals import no_log, real_terminal, screen

@@ -243,6 +243,26 @@ def test_an_exception_reaches_the_test_and_the_batch_has_not_happened() -> None:
     assert t.state("ada")["views"] == 1
 
 
+def test_the_state_of_keys_that_have_none() -> None:
+    """A key that never came has no state; what cannot be a key is refused, because a test that asks for it is wrong."""
+    t = ps.testing.run(
+        Visits(),
+        [("ada", "home", at(0))],
+        key="user",
+        input_schema="user string, page string, at timestamp",
+        schema="user string, views long",
+        event_time="at",
+    )
+    assert (t.state("bob"), t.timers("bob"), t.keys) == ({}, [], ["ada"])
+    for key in (5, ("ada", 1), b"ada"):
+        with pytest.raises(
+            ps.ConfigError, match="cannot be a key: the operator has the key columns user string"
+        ):
+            t.state(key)
+        with pytest.raises(ps.ConfigError, match="cannot be a key"):
+            t.timers(key)
+
+
 def test_another_parallelism_keeps_the_state() -> None:
     """Keys go on where they were, on any number of subtasks."""
     t = visits()

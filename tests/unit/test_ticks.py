@@ -10,7 +10,7 @@ import pytest
 
 from penstock.spark import query as of_query
 from penstock.spark.query import QueryRun
-from penstock.spark.query_progress import IdleCheck
+from penstock.spark.query_reports import IdleCheck
 from penstock.testing.virtual import VirtualClock
 
 READING = "Getting offsets from a log"

@@ -23,10 +23,10 @@ def test_what_is_moved_exists() -> None:
 
 def test_the_table_for_people_says_the_same() -> None:
     """CONTRIBUTING.md lists what each later command adds, in the words that a run prints."""
-    rows = re.findall(
-        r"^\| `(make [a-z-]+)` adds \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
-    assert rows[2:] == [(moved.tier.command, moved.what) for moved in LATER]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    lists = re.findall(r"^`(make [a-z-]+)` adds:\n\n((?:- .+\n)+)", text, re.MULTILINE)
+    rows = [(command, line[2:]) for command, lines in lists for line in lines.splitlines()]
+    assert rows[1:] == [(moved.tier.command, moved.what) for moved in LATER]
 
 
 def test_a_later_command_tries_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_a_later_command_tries_more(monkeypatch: pytest.MonkeyPatch) -> None:
         tried[tier] = (share(200), share(40), share(3), tiers.everything())
     assert tried == {
         Tier.CHECK: (20, 4, 2, False),
-        Tier.TEST: (60, 12, 3, False),
+        Tier.TEST: (40, 8, 3, False),
         Tier.ALL: (200, 40, 3, True),
         Tier.CHAOS: (200, 40, 3, True),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.checkpoint.completed import SourceTime, TimeReached
+from penstock.checkpoint.model import SourceTime, TimeReached
 
 BY_OPERATOR = [
     field.name

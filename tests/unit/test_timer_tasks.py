@@ -17,8 +17,8 @@ from builders.operator_cluster import OperatorCluster
 from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators.failed_call import failed_call
 from penstock.operators.process import column_state
+from penstock.operators.process.failed_call import failed_call
 from penstock.operators.state import timer_cell
 from penstock.operators.state.timers import microseconds, moment
 from penstock.state.ddl import arrow_schema

@@ -20,11 +20,11 @@ from penstock.operators import columns, top_rows
 from penstock.operators import top as run_module
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.process.user_code import Context
-from penstock.operators.row_order import Order, parse_orders
 from penstock.operators.state import table_rows
 from penstock.operators.state.table_rows import PieceRows, Portion
 from penstock.operators.top import TopSpec, run_top
 from penstock.operators.top_rows import KeyedRows
+from penstock.operators.values.row_order import Order, parse_orders
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from services.tiers import share

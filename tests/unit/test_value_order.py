@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial, partial_name, picked_type
 from penstock.operators.aggregate.merge import finish, merge
-from penstock.operators.row_order import compare
+from penstock.operators.values.row_order import compare
 
 FLOATS = st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 1.5])
 VALUES = st.fixed_dictionaries(

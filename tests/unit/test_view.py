@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from builders.plan_settings import plan_settings
-from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
+from penstock.checkpoint.model import Barrier, Completed, SubtaskReport
+from penstock.checkpoint.pending import PendingLive
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import (
@@ -40,13 +41,13 @@ from penstock.status.events import (
     RunStarted,
     SavepointMade,
 )
-from penstock.status.health import concerns
+from penstock.status.health import concerns, verdict
 from penstock.status.job_history import grouped, percentiles
 from penstock.status.job_watcher import COMING_UP_S, look_at
 from penstock.status.jobs import find_jobs, job_id, job_of, linked_jobs
 from penstock.status.journal import JournalWriter, write_live, write_plan
 from penstock.status.listeners import Listeners
-from penstock.status.live import PendingLive, Progress
+from penstock.status.live import Progress
 from penstock.status.observer import SourceAccount
 from penstock.status.plan import Plan
 from penstock.status.reporter import JobReporter
@@ -209,11 +210,16 @@ def test_a_job_that_is_about_to_end_does_not_run(place: Place, status: str) -> N
 
 
 def test_a_job_that_was_cancelled_and_forgot_everything(place: Place) -> None:
-    """It is cancelled, although the run that deleted what there was came last."""
+    """It is cancelled, although the run that deleted what there was came last, and the next start does not continue from what is gone."""
     run = place.run(900.0)
+    place.tell(told_of(completed(1, run), 905.0))
     record_end(place.storage, end_of(run, RunOutcome.CANCELLED, 906.0))
     forget_everything(place.storage, 907.0, place.claimant)
-    assert place.look().state is JobState.CANCELLED
+    view = place.look()
+    assert view.state is JobState.CANCELLED
+    assert (
+        verdict(view).detail == "Nothing is wrong. Started again, the job has no checkpoint and begins anew."
+    )
 
 
 def test_what_a_failure_cost(place: Place) -> None:

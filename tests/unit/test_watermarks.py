@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.completed import SourceTime, TimeReached
+from penstock.checkpoint.model import SourceTime, TimeReached
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
 from penstock.operators.event_time import OperatorClock, TimeColumn

@@ -18,19 +18,20 @@ from penstock.operators import event_time
 from penstock.operators.event_time import LateRows, OperatorClock, TimeColumn
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.join import input_rows, interval, lookup
-from penstock.operators.join.input_rows import InputColumns, arriving
+from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.lookup import LookupSpec, run_lookup
 from penstock.operators.join.spec import How, JoinSpec
 from penstock.operators.process.user_code import Context
-from penstock.operators.rows import Rows
+from penstock.operators.values.rows import Rows
 from penstock.operators.window import own_code
-from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
+from penstock.operators.window.base import TimeWindow, WindowProcess
 from penstock.operators.window.own_code import WindowCode, WindowRows, WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US
+from penstock.windows import TimeWindows
 
 PART = 8_000
 MOST = 2 * PART
@@ -163,7 +164,7 @@ def test_a_row_of_a_join_is_there_once() -> None:
     right = InputColumns(RIGHT, ("id",), TimeColumn("paid"))
     spec = JoinSpec.by_window(left, right, TimeWindows(50, 1), How.INNER)
     table = rows(LEFT, ["a"] * 3, bodies(3), [100, 200, 300])
-    found = arriving(spec.left, table, spec.windows, OperatorClock(before_us=210), operator="op")
+    found = spec.arriving(spec.left, table, OperatorClock(before_us=210), operator="op")
     assert (found.rows.num_rows, len(found.moments)) == (2, 39 + 50)
     assert found.late.column("body").to_pylist() == bodies(1)
 

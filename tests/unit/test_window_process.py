@@ -18,13 +18,13 @@ from penstock.operators.outputs import RESULTS
 from penstock.operators.state.timers import microseconds, moment
 from penstock.operators.views import TimestampColumn
 from penstock.operators.window.count import CountRowsSpec
-from penstock.operators.window.kinds import CountWindows, SessionWindows
 from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.ddl import arrow_schema
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
+from penstock.windows import CountWindows, SessionWindows
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 TIME = pa.timestamp("us", "UTC")

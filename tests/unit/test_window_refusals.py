@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings
 from penstock.keyed_streams import KeyedStream
-from penstock.operators.window.kinds import SessionWindows, TimeWindows
 from penstock.operators.window.operator import Window
+from penstock.windows import SessionWindows, TimeWindows
 
 TIME = TimeSettings("at", 0, None, None)
 

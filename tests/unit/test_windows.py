@@ -29,10 +29,10 @@ from builders.window_operators import (
     rows_table,
 )
 from penstock.checkpoint.state_columns import columns_of
-from penstock.operators.python_values import MICROSECONDS
+from penstock.operators.values.python_values import MICROSECONDS
 from penstock.operators.window import own_code
-from penstock.operators.window.kinds import CountWindows, SessionWindows, TimeWindows
 from penstock.savepoint.views import views_of
+from penstock.windows import CountWindows, SessionWindows, TimeWindows
 from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

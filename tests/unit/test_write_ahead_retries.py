@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,8 @@ import pytest
 
 from builders.protocol_story import JOB
 from penstock.checkpoint.commits import Committer
-from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import CheckpointListener, Commit, SweepTransactions
+from penstock.checkpoint.model import PreCommitted
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.errors import (
     BadRecordError,
@@ -139,6 +141,37 @@ def test_passwords_in_an_error_of_a_sink_are_masked(kind: type[Exception]) -> No
     assert "connect to postgresql://app:...@db/shop failed" in str(raised.value)
     assert raised.value.__context__ is None
     assert type(raised.value) is (UnavailableError if kind is ConnectionError else kind)
+
+
+def noted(error: Exception) -> Exception:
+    error.add_note("tried postgresql://app:hunter2@db/shop")
+    return error
+
+
+def caused(error: Exception) -> Exception:
+    error.__cause__ = noted(ValueError("password=hunter2"))
+    return error
+
+
+def met_before(error: Exception) -> Exception:
+    error.__context__ = ValueError("postgresql://app:hunter2@db/shop")
+    return error
+
+
+@pytest.mark.parametrize("made", [noted, caused, met_before])
+def test_passwords_in_notes_and_causes_of_an_error_of_a_sink_are_masked(
+    made: Callable[[Exception], Exception],
+) -> None:
+    """A trace shows them too, so the error is replaced by one without them; its text, class and notes remain."""
+
+    def call() -> None:
+        raise made(CommitLostError("the broker is gone"))
+
+    with RecoveryCalls() as calls, pytest.raises(CommitLostError, match="the broker is gone") as raised:
+        calls("out", call)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "hunter2" not in shown
+    assert made is not noted or "tried postgresql://app:...@db/shop" in shown
 
 
 def staged(sink: WriteAheadLog, run: int, checkpoint: int) -> PreCommitted:

@@ -14,8 +14,8 @@ from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
-from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import CheckpointListener, Commit, Committed, Event, SweepTransactions
+from penstock.checkpoint.model import PreCommitted
 from penstock.clock import Clock
 from penstock.errors import (
     BadRecordError,
@@ -23,6 +23,7 @@ from penstock.errors import (
     FencedError,
     PenstockError,
     UnavailableError,
+    causes_of,
     refuses_login,
 )
 from penstock.ids import CheckpointId
@@ -155,18 +156,29 @@ def call_sink(sink: str, call: Callable[[], T], *, shows_rows: bool) -> T:
     except FencedError:
         raise
     except Exception as error:
-        masked = without_secrets(str(error))
-        if shows_rows and masked == str(error):
+        if shows_rows and not any(map(_shows_secrets, causes_of(error))):
             raise
-        hidden = _masked(error, masked) if shows_rows else _without_text(sink, error)
+        hidden = _masked(error) if shows_rows else _without_text(sink, error)
     raise hidden  # here, so that the error with the text is not its context
 
 
-def _masked(error: Exception, text: str) -> PenstockError:
+def _shows_secrets(error: BaseException) -> bool:
+    return any(without_secrets(text) != text for text in (str(error), *_notes_of(error)))
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    return list(map(str, getattr(error, "__notes__", None) or ()))
+
+
+def _masked(error: Exception) -> PenstockError:
+    """The error without its causes, which a trace would show."""
     place = place_in_user_code(error.__traceback__)
     at = "" if place is None else f" (at {place})"
     name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
-    return _kind(error)(f"{name}{text}{at}", denied=refuses_login(error))
+    masked = _kind(error)(f"{name}{without_secrets(str(error))}{at}", denied=refuses_login(error))
+    for note in _notes_of(error):
+        masked.add_note(without_secrets(note))
+    return masked
 
 
 def _kind(error: Exception) -> type[PenstockError]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.completed import (
+from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.model import (
     Completed,
     OperatorColumns,
     OperatorState,
@@ -25,7 +26,6 @@ from penstock.checkpoint.completed import (
     SubtaskReport,
     Upstream,
 )
-from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.config import Checkpointing
 from penstock.errors import InternalError

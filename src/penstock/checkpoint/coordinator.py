@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.checkpoint.commits import Committer, Post, RunCommit, run_now
-from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.events import (
     Action,
     Announce,
@@ -30,14 +29,15 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import CheckpointName, exists, mark_committed, name_of, write_metadata
-from penstock.checkpoint.pending import EventTimestamp, Pending
+from penstock.checkpoint.model import Completed, PreCommitted
+from penstock.checkpoint.pending import EventTimestamp, PendingLive
 from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.errors import (
     CheckpointFailedError,
     UnavailableError,
 )
-from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.ids import CheckpointId, RunId
 from penstock.log_fields import about
 from penstock.ownership.claim import Claim
 from penstock.ownership.holds import ANY, Hold, find_holds
@@ -64,30 +64,6 @@ class Opening:
     """Every file that a checkpoint or a task may still need."""
     completed: CheckpointId
     """The newest checkpoint that exists."""
-
-
-@dataclass(frozen=True)
-class PendingProgress:
-    """The progress of a pending checkpoint, as shown to people."""
-
-    checkpoint: CheckpointId
-    triggered_at: float
-    finished_at: float
-    """When the barrier had passed the whole job; 0: it has not."""
-    subtasks: int
-    missing: tuple[SubtaskId, ...]
-    """Those that have not acknowledged."""
-
-
-def _as_it_is(pending: Pending) -> PendingProgress:
-    batch = pending.batch
-    return PendingProgress(
-        pending.checkpoint,
-        pending.triggered.wall,
-        batch.finished_at if batch else 0.0,
-        len(batch.handles) if batch else 0,
-        tuple(pending.missing()),
-    )
 
 
 class Coordinator:
@@ -220,10 +196,10 @@ class Coordinator:
             return any(file in completed.files for completed in self._protocol.completed)
 
     @property
-    def under_way(self) -> list[PendingProgress]:
+    def under_way(self) -> tuple[PendingLive, ...]:
         """The checkpoints that are triggered and do not exist yet, oldest first."""
         with self._lock:
-            return [_as_it_is(one) for _, one in sorted(self._protocol.pending.items())]
+            return tuple(one.live for _, one in sorted(self._protocol.pending.items()))
 
     @property
     def uncommitted(self) -> tuple[PreCommitted, ...]:
@@ -368,9 +344,8 @@ class Coordinator:
         self._unnamed += action.files
         self._keep_what_is_held()
         kept = {name for completed, _ in self._subsumed for name in completed.files}
-        if (
-            self._left_over
-        ):  # checkpoints of earlier runs, whose files may be among those that this one has gone on with
+        # checkpoints of earlier runs, whose files may be among those that this one has gone on with
+        if self._left_over:
             kept |= set(self._unnamed)
         try:
             self._claim.check()

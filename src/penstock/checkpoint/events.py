@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from penstock.checkpoint.completed import Barrier, Completed, PreCommitted, SubtaskReport
+from penstock.checkpoint.model import Barrier, Completed, PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.sinks.two_phase_commit import TransactionName
 from penstock.state.handle import StateHandle

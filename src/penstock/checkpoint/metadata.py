@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from penstock.checkpoint.completed import FORMAT, Completed
+from penstock.checkpoint.model import FORMAT, Completed
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, RunId, SubtaskId
@@ -228,11 +228,6 @@ def _with_file(storage: Storage, file: str) -> list[CheckpointName]:
         for match in matches
         if match and match[3] == file
     )
-
-
-def checkpoint_ids(storage: Storage) -> list[CheckpointId]:
-    """The numbers of all checkpoints that have metadata, valid or not, ascending."""
-    return [name.checkpoint for name in found_checkpoints(storage)]
 
 
 def read_metadata(storage: Storage, name: CheckpointName) -> Completed:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.model import Completed
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.state.handle import StateHandle
 

@@ -13,13 +13,31 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from penstock.checkpoint.completed import Completed
+import msgspec
+
 from penstock.checkpoint.events import BatchFinished, FailJob, FailureReason, SnapshotDeclined
+from penstock.checkpoint.model import Completed
 from penstock.config import Checkpointing
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
 from penstock.wording import duration
+
+MOST_MISSING = 8
+"""Subtasks that are named one by one."""
+
+
+class PendingLive(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that has begun and is not complete."""
+
+    checkpoint: int
+    triggered_at: float
+    barrier_at: float = 0.0
+    """0: its batch is not done."""
+    acknowledged: int = 0
+    subtasks: int = 0
+    missing: tuple[str, ...] = ()
+    """Some of the subtasks that have not acknowledged yet."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +99,26 @@ class Pending:
         """The subtasks that have not acknowledged."""
         return [] if self.batch is None else sorted(set(self.batch.handles) - set(self.acknowledged))
 
+    @property
+    def live(self) -> PendingLive:
+        """What people see of it."""
+        missing, subtasks = self.missing(), len(self.batch.handles) if self.batch else 0
+        return PendingLive(
+            checkpoint=self.checkpoint,
+            triggered_at=self.triggered.wall,
+            barrier_at=self.batch.finished_at if self.batch else 0.0,
+            acknowledged=subtasks - len(missing),
+            subtasks=subtasks,
+            missing=tuple(map(str, missing[:MOST_MISSING])),
+        )
+
     def who_is_late(self, timeout_s: float) -> str:
         """Describes for people what the checkpoint waited for in vain."""
         after = f"after {duration(timeout_s)}"
         if self.batch is None:
             return f"{after}: its batch is still being processed; if that is normal, raise checkpoint.timeout"
         missing = self.missing()
-        names = ", ".join(str(subtask) for subtask in missing[:8])
+        names = ", ".join(map(str, missing[:MOST_MISSING]))
         return (
             f"{after}: {len(missing)} of {len(self.batch.handles)} subtasks did not acknowledge ({names}); "
             "if those executors are alive, raise checkpoint.timeout"

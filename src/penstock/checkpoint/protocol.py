@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.content import Content, Identity, LaterVersions
 from penstock.checkpoint.events import (
     Action,
@@ -45,6 +44,7 @@ from penstock.checkpoint.events import (
     TimePassed,
     WriteMetadata,
 )
+from penstock.checkpoint.model import Completed, PreCommitted
 from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import EventTimestamp, Pending, PendingCheckpoints
 from penstock.config import Checkpointing, Mode
@@ -353,7 +353,7 @@ class Protocol:
         return [announced, *self._discard(), *too_many]
 
     def _subsume(self) -> list[Action]:
-        """Only so many of the newest completed checkpoints are retained."""
+        """Retain only the newest completed checkpoints, as many as `retained` says."""
         left = max(0, len(self.completed) - self._settings.retained)
         old, self.completed = self.completed[:left], self.completed[left:]
         self.files.subsumed(old)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from penstock.checkpoint.completed import OperatorColumns, StoredLifetime, TableColumns
+from penstock.checkpoint.model import OperatorColumns, StoredLifetime, TableColumns
 from penstock.errors import CorruptStateError
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, visible, with_stamps
 from penstock.state.ddl import spark_type

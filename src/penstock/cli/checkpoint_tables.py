@@ -10,8 +10,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
+from penstock.checkpoint.model import Completed
 from penstock.cli.console import in_brief, iso, moment, table_console
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError, IncompatibleStateError
@@ -83,12 +83,15 @@ def _left_behind(completed: Completed, decided: Descent) -> str:
     return f"run {completed.run} was fenced off: run {decided.run} continued from {origin}{whose}"
 
 
-def as_objects(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """One JSON object for each checkpoint; the names contain the units."""
-    return [_as_json(entry) for entry in entries]
+def checkpoints_json(entries: Sequence[Entry], past: Sequence[CheckpointView]) -> list[dict[str, Any]]:
+    """The JSON of `penstock checkpoints`; the names contain the units.
+
+    Past checkpoints come first; their `status` and `reason` say why they cannot be used.
+    """
+    return [*(_history_json(one) for one in past), *(_entry_json(entry) for entry in entries)]
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
+def _entry_json(entry: Entry) -> dict[str, Any]:
     known: dict[str, Any] = {
         "checkpoint": entry.checkpoint,
         "usable": not entry.unusable,
@@ -206,11 +209,6 @@ def history(job: FoundJob, most: int) -> list[CheckpointView]:
     """The last checkpoints that are no longer in storage, oldest first."""
     past = [one for one in look_at(job, SYSTEM_CLOCK.wall()).checkpoints if not one.retained]
     return past[:most][::-1]
-
-
-def with_history(in_storage: list[dict[str, Any]], past: Sequence[CheckpointView]) -> list[dict[str, Any]]:
-    """The JSON of `penstock checkpoints`: past checkpoints come first; `status` and `reason` say why they cannot be used."""
-    return [*(_history_json(one) for one in past), *in_storage]
 
 
 def _history_json(one: CheckpointView) -> dict[str, Any]:

@@ -92,11 +92,9 @@ class PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
-def plain_console(
-    *, stderr: bool = False, width: int | None = None, height: int | None = None
-) -> PlainConsole:
+def plain_console(*, width: int | None = None, height: int | None = None) -> PlainConsole:
     """A console without markup or emoji: names, paths and errors may contain square brackets and colons."""
-    return PlainConsole(stderr=stderr, width=width, height=height, markup=False, emoji=False)
+    return PlainConsole(width=width, height=height, markup=False, emoji=False)
 
 
 def table_console() -> Console:

@@ -37,36 +37,25 @@ def job_names(context: typer.Context, incomplete: str) -> list[str]:
 
 StorageOfJob = Annotated[
     str,
-    typer.Argument(
-        metavar="STORAGE",
-        help="Path or URI, as in Job(storage=...); or the job's own folder.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="STORAGE", help="Path or URI, as in Job(storage=...); or the job's own folder."),
 ]
 NameOfJob = Annotated[
     str | None,
     typer.Argument(
         metavar="JOB",
         help="The name of the job, or its id; leave it out if STORAGE is the job's own folder.",
-        show_default=False,
         autocompletion=job_names,
     ),
 ]
 Storages = Annotated[
     list[str],
-    typer.Argument(
-        metavar="STORAGE...",
-        help="Paths or URIs, as in Job(storage=...); or folders of jobs.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="STORAGE...", help="Paths or URIs, as in Job(storage=...); or folders of jobs."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Patience = Annotated[
     str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the job, such as 30s or 5min.")
 ]
-JobFile = Annotated[
-    Path, typer.Argument(metavar="FILE.py", help="A Python file that defines a Job.", show_default=False)
-]
+JobFile = Annotated[Path, typer.Argument(metavar="FILE.py", help="A Python file that defines a Job.")]
 JobVariable = Annotated[
     str | None,
     typer.Option(
@@ -81,7 +70,6 @@ RestartOption = Annotated[
         "--restart",
         metavar="STRATEGY",
         help="With --keep-alive: when and how often to restart, such as fixed-delay:attempts=3,delay=10s.",
-        show_default=False,
     ),
 ]
 

@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.job_arguments import AsJson, NameOfJob, StorageOfJob, Storages, job_names
+from penstock.cli.console import print_json, table_console
+from penstock.cli.job_arguments import (
+    PATIENCE_S,
+    AsJson,
+    NameOfJob,
+    StorageOfJob,
+    Storages,
+    found_job,
+    is_job,
+    job_names,
+    jobs_in,
+    refuse_missing,
+    within,
+)
 from penstock.config import whole_number
 from penstock.errors import ConfigError, PenstockError
 
@@ -21,8 +34,6 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     This command needs no Spark and changes nothing.
     """
     from penstock.cli import job_tables
-    from penstock.cli.console import print_json, table_console
-    from penstock.cli.job_arguments import jobs_in
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
     from penstock.status.jobs import linked_jobs
@@ -45,8 +56,6 @@ def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fa
 
     Exit code 0: the job is healthy, recovers by itself, or ended on request. 2: its state is unknown. 3: it needs attention.
     """
-    from penstock.cli.console import print_json, table_console
-    from penstock.cli.job_arguments import PATIENCE_S, found_job, within
     from penstock.cli.status_screen import exit_code, screen, status_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
@@ -71,8 +80,6 @@ def failures(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show notes and stack traces.")] = False,
 ) -> None:
     """List the failures of a job: the cause, the decision, the restored checkpoint, and the cost."""
-    from penstock.cli.console import print_json
-    from penstock.cli.job_arguments import found_job
     from penstock.cli.job_tables import print_failures
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
@@ -89,7 +96,6 @@ def watch(storage: StorageOfJob, job: NameOfJob = None) -> None:
 
     Without a terminal, it prints a line for every change.
     """
-    from penstock.cli.job_arguments import found_job, is_job, refuse_missing
     from penstock.cli.watch import watch as watch_jobs
     from penstock.status.jobs import find_jobs
 
@@ -121,15 +127,12 @@ def checkpoints(
     After those in storage come the last ones from the job's journal: subsumed, given up, or in progress.
     """
     from penstock.cli.checkpoint_tables import (
-        as_objects,
+        checkpoints_json,
         history,
         list_checkpoints,
         print_checkpoints,
         print_history,
-        with_history,
     )
-    from penstock.cli.console import print_json
-    from penstock.cli.job_arguments import found_job
     from penstock.config import whole_number
 
     number = whole_number("--last", last, minimum=0)
@@ -137,7 +140,7 @@ def checkpoints(
     entries = list_checkpoints(found.storage)
     past = history(found, number)
     if as_json:
-        print_json(with_history(as_objects(entries), past))
+        print_json(checkpoints_json(entries, past))
     else:
         print_checkpoints(found.name, entries, verbose=verbose)
         print_history(past)
@@ -145,32 +148,24 @@ def checkpoints(
 
 def runs(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
     """List the runs of a job: when and where each started, from which checkpoint, how it ended and why."""
-    from penstock.cli.job_arguments import found_job
-    from penstock.cli.job_tables import print_runs, print_runs_json
+    from penstock.cli.job_tables import print_runs, run_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.ownership.runs import list_runs
 
     found = found_job(storage, job)
     listed = list_runs(found.storage, SYSTEM_CLOCK.wall())
     if as_json:
-        print_runs_json(listed)
+        print_json([run_json(run) for run in listed])
     else:
         print_runs(found.name, listed)
 
 
 def inspect(
-    path: Annotated[
-        str,
-        typer.Argument(
-            help="The folder of a savepoint; with JOB, the storage of the job.", show_default=False
-        ),
-    ],
+    path: Annotated[str, typer.Argument(help="The folder of a savepoint; with JOB, the storage of the job.")],
     job: Annotated[
         str | None,
         typer.Argument(
-            help="The name of a job: the command shows its newest checkpoint.",
-            show_default=False,
-            autocompletion=job_names,
+            help="The name of a job: the command shows its newest checkpoint.", autocompletion=job_names
         ),
     ] = None,
     *,
@@ -180,22 +175,18 @@ def inspect(
 
     This command reads no rows and changes nothing.
     """
-    from penstock.cli.state_tables import contents_at, print_contents, print_contents_json
+    from penstock.cli.state_tables import contents_at, contents_json, print_contents
 
     found = contents_at(path, job)
     if as_json:
-        print_contents_json(found)
+        print_json(contents_json(found))
     else:
         print_contents(found)
 
 
 def diff(
-    before: Annotated[
-        str, typer.Argument(metavar="A", help="A savepoint, or the folder of a job.", show_default=False)
-    ],
-    after: Annotated[
-        str, typer.Argument(metavar="B", help="A savepoint, or the folder of a job.", show_default=False)
-    ],
+    before: Annotated[str, typer.Argument(metavar="A", help="A savepoint, or the folder of a job.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="A savepoint, or the folder of a job.")],
     *,
     examples: Annotated[int, typer.Option(help="How many rows of each kind to show.")] = 5,
     as_json: AsJson = False,

@@ -21,17 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.ui_options import UiOptions
 from penstock.dashboard.web_server import bind, check_installed
 from penstock.errors import ConfigError, PenstockError, RunningAlreadyError
 from penstock.ids import checked_name
 from penstock.job import Job
 from penstock.ownership.heartbeat import refuse_if_running
 from penstock.savepoint.manifest import read_manifest
-from penstock.start_options import StartArguments, asked_on_the_command_line, loading
+from penstock.start_options import StartOptions, loading
 from penstock.storage import open_job_storage, open_storage
 from penstock.supervise.channel import take_socket_from_environment
 from penstock.supervise.decisions import BY_DEFAULT, Supervision, strategy_of, without
@@ -214,30 +213,25 @@ def _text(node: ast.expr | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def run_file(
-    file: Path, name: str | None, arguments: Sequence[str] = (), **options: Unpack[StartArguments]
-) -> None:
-    """Run the job of a file until it ends, as `Job.run` does; messages name the options of the command line."""
+def run_file(file: Path, name: str | None, arguments: Sequence[str], options: StartOptions) -> None:
+    """Run the job of a file until it ends, as `Job.run` does."""
     take_socket_from_environment()
-    with asked_on_the_command_line(), as_its_own_program(file, arguments):
+    with as_its_own_program(file, arguments):
         _check_early(file, options)
         with ended_by_ctrl_c():
             job = load_job(file, name)
-        job.run(**options)
+        job.run(**options.arguments)
 
 
-def _check_early(file: Path, options: StartArguments) -> None:
+def _check_early(file: Path, options: StartOptions) -> None:
     """Refuse before Spark starts, where that is possible."""
-    ui, savepoint = options.get("ui"), options.get("savepoint")
-    if ui is not None:
+    if options.pages is not None:
         check_installed()
-        bind(
-            UiOptions.checked(ui, options.get("ui_token"), read_only=options.get("ui_read_only", False))
-        ).close()
-    if not options.get("takeover"):
+        bind(options.pages).close()
+    if not options.takeover:
         refuse_early(file)
-    if savepoint is not None and not options.get("claim"):  # a claimed savepoint may be gone
-        read_manifest(open_storage(savepoint))
+    if options.savepoint is not None and not options.claim:  # a claimed savepoint may be gone
+        read_manifest(open_storage(options.savepoint))
 
 
 _OWN_FLAGS, _OWN_VALUED = ("--keep-alive",), ("--restart",)
@@ -248,7 +242,7 @@ def keep_run_alive(restart: str | None, *, wanted: bool = True) -> int:
     if not wanted:
         raise ConfigError(f"--restart {restart} needs --keep-alive: without it, nothing restarts the job")
     arguments = without(sys.argv[1:], _OWN_FLAGS, _OWN_VALUED)
-    return keep_alive([sys.executable, "-P", "-m", "penstock.cli", *arguments], restart)
+    return keep_alive([sys.executable, "-P", "-m", "penstock", *arguments], restart)
 
 
 def keep_alive(command: Sequence[str], restart: str | None) -> int:

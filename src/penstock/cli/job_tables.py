@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -202,13 +200,8 @@ LONGEST_WHY = 300
 """The longest reason in the table; `--json` has the whole text."""
 
 
-def print_runs_json(runs: Sequence[ListedRun]) -> None:
-    """Print one JSON object for each run."""
-    json.dump([_as_json(run) for run in runs], sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-def _as_json(run: ListedRun) -> dict[str, Any]:
+def run_json(run: ListedRun) -> dict[str, Any]:
+    """The JSON of one run."""
     record, end = run.record, run.end
     return {
         "run": run.run,
@@ -236,7 +229,8 @@ def print_runs(job: str, runs: Sequence[ListedRun]) -> None:
     for run in runs:
         for text in (*((run.why,) if run.why else ()), *run.unreadable):
             style = "" if text == run.why else "red"
-            console.print(f"run {run.run}: {_in_brief(text)}", style=style, soft_wrap=True, highlight=False)
+            line = f"run {run.run}: {in_brief(text, LONGEST_WHY)}"
+            console.print(line, style=style, soft_wrap=True, highlight=False)
 
 
 def _overview(job: str, runs: Sequence[ListedRun]) -> Table:
@@ -264,11 +258,6 @@ def _listed_run_cells(run: ListedRun) -> list[str]:
         run.how,
         moment(run.end.at) if run.end else "",
     ]
-
-
-def _in_brief(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_WHY else f"{line[: LONGEST_WHY - 4]} ..."
 
 
 def _run_number(checkpoint: int) -> str:

@@ -17,20 +17,20 @@ from typing import Annotated
 import typer
 
 from penstock import errors
-from penstock.checkpoint.completed import Completed
-from penstock.cli.console import in_brief, visible
-from penstock.cli.job_arguments import AsJson, NameOfJob, Patience, StorageOfJob
+from penstock.checkpoint.model import Completed
+from penstock.cli.console import in_brief, print_json, visible
+from penstock.cli.job_arguments import AsJson, NameOfJob, Patience, StorageOfJob, open_job
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import seconds, whole_number
 from penstock.errors import PenstockError
 from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, RunId
+from penstock.long_work import Line, show_progress, terminal_line
 from penstock.ownership.claim import newest_run
-from penstock.progress import Line, show_progress, terminal_line
 from penstock.recovery.history import check_committed, read_held
 from penstock.recovery.started_batches import refuse_if_started_beyond
 from penstock.requests.request_client import RequestClient, living_run
 from penstock.requests.request_files import ID_DIGITS, Facts, Kind
-from penstock.savepoint.make import check_folder, make_savepoint
+from penstock.savepoint.request import check_folder, make_savepoint
 from penstock.status.journal import read_live
 from penstock.storage import LocalStorage, Storage, open_storage
 
@@ -39,9 +39,6 @@ def trigger(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
     """Make a running job complete a checkpoint of everything processed so far. Prints its number."""
-    from penstock.cli.console import print_json
-    from penstock.cli.job_arguments import open_job
-
     done = ask(open_job(storage, job), Kind.CHECKPOINT, timeout)
     if as_json:
         print_json(done)
@@ -72,9 +69,6 @@ def savepoint(
 
     Prints the folder of the savepoint.
     """
-    from penstock.cli.console import print_json
-    from penstock.cli.job_arguments import open_job
-
     if checkpoint is not None:
         whole_number("--checkpoint", checkpoint, minimum=0)
     made = make(open_job(storage, job), checkpoint=checkpoint, to=to, timeout=timeout)
@@ -105,9 +99,6 @@ def stop(
 
     Prints the folder of the savepoint, if you asked for one.
     """
-    from penstock.cli.console import print_json
-    from penstock.cli.job_arguments import open_job
-
     options = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
     ended = ask(open_job(storage, job), Kind.STOP, timeout, **options)
     typer.echo(how_it_ended(ended), err=True)
@@ -121,9 +112,6 @@ def cancel(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
     """End a running job without a last checkpoint. Its setting `checkpoint.on_cancel` decides what it keeps."""
-    from penstock.cli.console import print_json
-    from penstock.cli.job_arguments import open_job
-
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
     typer.echo(how_it_ended(ended), err=True)
     if as_json:
@@ -194,9 +182,8 @@ def _exit_on_signals() -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
     before = {number: signal.getsignal(number) for number in numbers}
-    ours = [
-        number for number, handler in before.items() if handler is signal.SIG_DFL
-    ]  # `nohup` ignores SIGHUP
+    # `nohup` ignores SIGHUP
+    ours = [number for number, handler in before.items() if handler is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, leave)
     try:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import enum
-import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.job_arguments import AsJson, JobFile, JobVariable, RestartOption
-from penstock.config import Mode, whole_number
-from penstock.dashboard.ui_options import TOKEN_VARIABLE
+from penstock.cli.console import plain_console, print_json
+from penstock.cli.job_arguments import AsJson, JobFile, JobVariable, RestartOption, is_missing
+from penstock.config import Mode
+from penstock.dashboard.ui_options import TOKEN_VARIABLE, Ui, UiOptions
 from penstock.errors import ConfigError
 from penstock.ids import checked_name
+from penstock.start_options import StartOptions
 from penstock.storage import open_storage
+from penstock.wording import asked_on_the_command_line, command_line_option
 
 _OTHERS = 0o077
 
@@ -24,9 +25,7 @@ def dashboard(
     storages: Annotated[
         list[str],
         typer.Argument(
-            metavar="STORAGE...",
-            help="Paths or URIs, as in Job(storage=...), or folders of single jobs.",
-            show_default=False,
+            metavar="STORAGE...", help="Paths or URIs, as in Job(storage=...), or folders of single jobs."
         ),
     ],
     *,
@@ -36,7 +35,6 @@ def dashboard(
             "--ui",
             metavar="HOST:PORT",
             help="The address to listen on; default: 127.0.0.1 and the first free port from 8090 on.",
-            show_default=False,
         ),
     ] = None,
     token_file: Annotated[
@@ -45,15 +43,12 @@ def dashboard(
             "--token-file",
             metavar="FILE",
             help=f"A file with the token for the pages; or set {TOKEN_VARIABLE}. On loopback, a token is generated and printed by default.",
-            show_default=False,
         ),
     ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(
-            "--name",
-            metavar="NAME",
-            help="A host name of this server, such as that of a proxy; repeatable.",
+            "--name", metavar="NAME", help="A host name of this server, such as that of a proxy; repeatable."
         ),
     ] = None,
     savepoints: Annotated[
@@ -70,23 +65,26 @@ def dashboard(
 
     It reads storage and starts no Spark. Ctrl-C ends it; the jobs are not affected.
     """
-    from penstock.dashboard.ui_options import UiOptions
     from penstock.dashboard.web_server import serve
 
-    token = token_of(token_file)
-    options = UiOptions.checked(
+    pages = Ui(
         True if ui is None else ui,
-        token,
+        token=token_of(token_file),
         read_only=read_only,
-        names=tuple(name or ()),
-        savepoints=tuple(savepoints or ()),
+        names=name or (),
+        savepoints=savepoints or (),
     )
+    options = UiOptions.of(pages, "--token-file")
     for place in storages:
         _look_at(place)
 
     def announce(address: str) -> None:
         typer.echo(address)
-        access = "the pages ask for the token" if token else "open this address: it contains the token"
+        access = (
+            "open this address: it contains the token"
+            if options.token_is_made
+            else "the pages ask for the token"
+        )
         typer.echo(f"{access}{'; read-only' if read_only else ''}; Ctrl-C ends the server", err=True)
 
     serve([str(place) for place in storages], options, announce)
@@ -94,8 +92,6 @@ def dashboard(
 
 def _look_at(place: str) -> None:
     """Refuse an invalid storage; warn about an empty one. The server may start before the first job creates the folder."""
-    from penstock.cli.job_arguments import is_missing
-
     opened = open_storage(place)
     if is_missing(opened):
         typer.echo(f"the folder {opened.uri} does not exist yet; jobs appear when they start there", err=True)
@@ -104,9 +100,9 @@ def _look_at(place: str) -> None:
 
 
 def token_of(file: Path | None, option: str = "--token-file") -> str | None:
-    """The token from a file or the environment; never from the command line, which every user of the machine can see."""
+    """The token from a file; never from the command line, which every user of the machine can see."""
     if file is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
+        return None
     try:
         token = file.read_text(encoding="utf-8").strip()
         is_open = file.stat().st_mode & _OTHERS
@@ -123,22 +119,17 @@ def token_of(file: Path | None, option: str = "--token-file") -> str | None:
     return token
 
 
-class ModeName(enum.StrEnum):
-    """The values of `penstock demo --mode`."""
-
-    EXACTLY_ONCE = Mode.EXACTLY_ONCE.value
-    AT_LEAST_ONCE = Mode.AT_LEAST_ONCE.value
-    AT_MOST_ONCE = Mode.AT_MOST_ONCE.value
-
-
 OwnArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="ARGS",
-        help="Arguments for the file itself, after --; it sees them as sys.argv[1:].",
-        show_default=False,
+        metavar="ARGS", help="Arguments for the file itself, after --; it sees them as sys.argv[1:]."
     ),
 ]
+
+
+def _start_option(name: str) -> Any:
+    """The option of the command line for an option of a start."""
+    return typer.Option(command_line_option(name), **StartOptions.__dataclass_fields__[name].metadata)
 
 
 def run(
@@ -146,95 +137,19 @@ def run(
     arguments: OwnArguments = None,
     *,
     job: JobVariable = None,
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="Process the input available now, then end.")
-    ] = False,
-    restore: Annotated[
-        int | None,
-        typer.Option(
-            "--restore", metavar="N", help="Restore this retained checkpoint instead of the newest."
-        ),
-    ] = None,
-    takeover: Annotated[
-        bool, typer.Option("--takeover", help="Fence off a run that seems to be alive.")
-    ] = False,
-    drop_state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drop-state",
-            metavar="UID[.STATE]",
-            help="An operator, or one of its states, whose stored state may be dropped; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    drop_source: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drop-source",
-            metavar="UID",
-            help="A source that the job no longer has; its position may be dropped.",
-            show_default=False,
-        ),
-    ] = None,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="OLD=NEW",
-            help="A uid that was renamed; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    position: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--position",
-            metavar="UID=WHERE",
-            help="Where a source continues: start, latest, or a position in JSON. Applied once.",
-            show_default=False,
-        ),
-    ] = None,
-    drain: Annotated[
-        bool,
-        typer.Option(
-            "--drain",
-            help="With --available-now: close all windows and fire all event-time timers at the end.",
-        ),
-    ] = False,
-    savepoint: Annotated[
-        str | None,
-        typer.Option(
-            "--savepoint",
-            metavar="DIR",
-            help="Start from this savepoint; a job that already started from it continues.",
-            show_default=False,
-        ),
-    ] = None,
-    claim: Annotated[
-        bool,
-        typer.Option("--claim", help="With --savepoint: the job takes ownership of it and deletes it later."),
-    ] = False,
-    ui: Annotated[
-        str | None,
-        typer.Option(
-            "--ui",
-            metavar="ADDRESS",
-            help="Serve the job's pages at this address, such as 127.0.0.1:8090; auto: the first free port from 8090 on.",
-            show_default=False,
-        ),
-    ] = None,
-    ui_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--ui-token-file",
-            metavar="FILE",
-            help=f"A file with the token for these pages; or set {TOKEN_VARIABLE}.",
-            show_default=False,
-        ),
-    ] = None,
-    ui_read_only: Annotated[
-        bool, typer.Option("--ui-read-only", help="Show the pages without actions.")
-    ] = False,
+    available_now: Annotated[bool, _start_option("available_now")] = False,
+    restore: Annotated[int | None, _start_option("restore")] = None,
+    takeover: Annotated[bool, _start_option("takeover")] = False,
+    drop_state: Annotated[list[str] | None, _start_option("drop_state")] = None,
+    drop_sources: Annotated[list[str] | None, _start_option("drop_sources")] = None,
+    rename: Annotated[list[str] | None, _start_option("rename")] = None,
+    positions: Annotated[list[str] | None, _start_option("positions")] = None,
+    drain: Annotated[bool, _start_option("drain")] = False,
+    savepoint: Annotated[str | None, _start_option("savepoint")] = None,
+    claim: Annotated[bool, _start_option("claim")] = False,
+    ui: Annotated[str | None, _start_option("ui")] = None,
+    ui_token: Annotated[Path | None, _start_option("ui_token")] = None,
+    ui_read_only: Annotated[bool, _start_option("ui_read_only")] = False,
     keep_alive: Annotated[
         bool, typer.Option("--keep-alive", help="Restart the job when its process or Spark dies.")
     ] = False,
@@ -244,35 +159,30 @@ def run(
 
     Ctrl-C or SIGTERM stops it with a last checkpoint (exit code 0). A second one ends it now, without (exit code 130 or 143).
     """
-    from penstock.cli.job_file import run_file
+    from penstock.cli.job_file import keep_run_alive, run_file
 
-    if restore is not None:
-        whole_number("--restore", restore, minimum=0)
-    dropped = tuple(drop_state or ())
-    for name in dropped:
-        checked_name("uid of --drop-state", name.partition(".")[0])
-    if keep_alive or restart:
-        from penstock.cli.job_file import keep_run_alive
-
-        raise typer.Exit(keep_run_alive(restart, wanted=keep_alive))
-    run_file(
-        file,
-        job,
-        arguments=own_arguments("run", arguments),
-        available_now=available_now,
-        restore=restore,
-        takeover=takeover,
-        drop_state=dropped,
-        drop_sources=tuple(checked_name("uid of --drop-source", uid) for uid in drop_source or ()),
-        rename=dict(_pair("--rename", "OLD=NEW", one) for one in rename or ()),
-        positions=dict(_pair("--position", "UID=WHERE", one) for one in position or ()),
-        drain=drain,
-        savepoint=savepoint,
-        claim=claim,
-        ui=True if ui == "auto" else ui,
-        ui_token=token_of(ui_token_file, "--ui-token-file") if ui or ui_token_file else None,
-        ui_read_only=ui_read_only,
-    )
+    for option, uids in (("--drop-state", drop_state), ("--drop-source", drop_sources)):
+        for uid in uids or ():
+            checked_name(f"uid of {option}", uid.partition(".")[0])
+    with asked_on_the_command_line():
+        options = StartOptions(
+            available_now=available_now,
+            restore=restore,
+            takeover=takeover,
+            drop_state=tuple(drop_state or ()),
+            drop_sources=tuple(drop_sources or ()),
+            rename=_pairs("rename", rename),
+            positions=_pairs("positions", positions),
+            drain=drain,
+            savepoint=savepoint,
+            claim=claim,
+            ui=True if ui == "auto" else ui,
+            ui_token=token_of(ui_token, "--ui-token-file"),
+            ui_read_only=ui_read_only,
+        )
+        if keep_alive or restart:
+            raise typer.Exit(keep_run_alive(restart, wanted=keep_alive))
+        run_file(file, job, own_arguments("run", arguments), options)
 
 
 def keep_program_alive(
@@ -302,11 +212,17 @@ def own_arguments(command: str, given: list[str] | None) -> tuple[str, ...]:
     return tuple(given or ())
 
 
-def _pair(option: str, form: str, text: str) -> tuple[str, str]:
-    left, equals, right = text.partition("=")
-    if not (left and equals and right):
-        raise ConfigError(f"{option} {text} is not allowed: write {option} {form}", option=option, value=text)
-    return left, right
+def _pairs(name: str, given: list[str] | None) -> dict[str, str]:
+    option, form = command_line_option(name), StartOptions.__dataclass_fields__[name].metadata["metavar"]
+    pairs = {}
+    for text in given or ():
+        left, equals, right = text.partition("=")
+        if not (left and equals and right):
+            raise ConfigError(
+                f"{option} {text} is not allowed: write {option} {form}", option=option, value=text
+            )
+        pairs[left] = right
+    return pairs
 
 
 def guarantee(
@@ -316,7 +232,6 @@ def guarantee(
 
     This runs the file and starts Spark to inspect the sources; it reads no rows and starts no job.
     """
-    from penstock.cli.console import print_json
     from penstock.cli.job_file import as_its_own_program, ended_by_ctrl_c, load_job
 
     if file.is_file() and sys.stderr.isatty():  # a person waits
@@ -339,7 +254,7 @@ def guarantee(
 
 def demo(
     *,
-    mode: Annotated[ModeName, typer.Option(help="The guarantee to test.")] = ModeName.EXACTLY_ONCE,
+    mode: Annotated[Mode, typer.Option(help="The guarantee to test.")] = Mode.EXACTLY_ONCE,
     events: Annotated[int, typer.Option(help="The number of page views.")] = 1_000_000,
     partitions: Annotated[int, typer.Option(help="The partitions of the input log.")] = 4,
     apps: Annotated[int, typer.Option(help="The number of different apps.")] = 20,
@@ -350,13 +265,12 @@ def demo(
     batches: Annotated[int, typer.Option(help="The number of batches of the input.")] = 16,
 ) -> None:
     """Count page views while the driver is killed at the worst moments, and compare every count with the expected one."""
-    from penstock.cli.console import plain_console
     from penstock.demo.run import run_demo
     from penstock.demo.settings import DemoSettings
 
     settings = DemoSettings(
         folder=str(folder.absolute()),
-        mode=Mode(mode.value),
+        mode=mode,
         events=events,
         partitions=partitions,
         apps=apps,

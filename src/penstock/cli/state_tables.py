@@ -13,8 +13,8 @@ from rich.table import Table
 
 from penstock.cli.console import table_console
 from penstock.cli.job_arguments import is_job, open_job
+from penstock.long_work import show_progress
 from penstock.operators.views import ROW, View
-from penstock.progress import show_progress
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, SavepointDifference, StateDifference, compare
 from penstock.savepoint.contents import (
     Contents,
@@ -50,14 +50,8 @@ def readable_at(path: str) -> Iterator[Contents]:
 # ── for programs ───────────────────────────────────────────────────────────────────────────────────
 
 
-def print_contents_json(contents: Contents) -> None:
-    """Print the contents as one JSON object; the names contain the units."""
-    json.dump(as_json(contents), sys.stdout, indent=2, default=str)
-    sys.stdout.write("\n")
-
-
-def as_json(contents: Contents) -> dict[str, Any]:
-    """The JSON of `penstock inspect`."""
+def contents_json(contents: Contents) -> dict[str, Any]:
+    """The JSON of `penstock inspect`; the names contain the units."""
     return {
         "what": contents.what,
         "uri": contents.uri,

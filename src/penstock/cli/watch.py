@@ -26,7 +26,7 @@ from rich.text import Text
 from penstock.cli.console import RateHistory, about, in_brief, moment, plain_console, time_of_day, visible
 from penstock.cli.job_tables import TIGHT, overview
 from penstock.cli.status_screen import facts, graph_table, heading, needs_lines, problems
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.status.events import Event
 from penstock.status.job_watcher import JobWatcher
@@ -250,9 +250,8 @@ Find = Callable[[], Sequence[FoundJob]]
 class Watchers:
     """One watcher for each job; it caches what does not change. For one thread."""
 
-    def __init__(self, find: Find, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, find: Find) -> None:
         self._find = find
-        self._clock = clock
         self._watchers: dict[str, JobWatcher] = {}
 
     def look(self) -> list[JobView]:
@@ -261,7 +260,7 @@ class Watchers:
         self._watchers = {
             job.storage.uri: self._watchers.get(job.storage.uri) or JobWatcher(job) for job in jobs
         }
-        return [watcher.look(self._clock.wall()) for watcher in self._watchers.values()]
+        return [watcher.look(SYSTEM_CLOCK.wall()) for watcher in self._watchers.values()]
 
 
 def watch(find: Find, *, one: bool) -> None:

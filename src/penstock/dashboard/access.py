@@ -208,7 +208,7 @@ def _cookies(header: str) -> dict[str, str]:
 
 
 def _host_name(host: str) -> str:
-    """The host without the port, which differs behind a tunnel; '' if it is neither a name nor an address."""
+    """The host without the port, which a tunnel changes; '' if it is neither a name nor an address."""
     match = _HOST.fullmatch(host)
     return "" if match is None else (match[1] or match[2]).rstrip(".").lower()
 

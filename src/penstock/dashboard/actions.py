@@ -18,14 +18,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.responses import json_answer, wants_page
 from penstock.dashboard.status_poller import Seen
 from penstock.decoding import decoded
 from penstock.errors import ConfigError
 from penstock.requests.request_client import ask, is_request_id, outcome
 from penstock.requests.request_files import Kind
-from penstock.savepoint.make import check_folder, refuse_outside
+from penstock.savepoint.request import check_folder, refuse_outside
 from penstock.status.view import JobView
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -44,15 +44,6 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a stop first closes all windows and fires all event-time timers."""
 
 
-class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an accepted action; `outcome` is the path of its result."""
-
-    request: str
-    job: str
-    kind: Kind
-    outcome: str
-
-
 _WANTED = msgspec.json.Decoder(Wanted)
 
 
@@ -69,7 +60,6 @@ def action_routes(
     seen_job: Callable[[Request], Seen],
     refused: Refused,
     savepoints: Sequence[str] = (),
-    clock: Clock = SYSTEM_CLOCK,
 ) -> list[Route]:
     """The routes for requests and their outcomes. `savepoints`: see `UiOptions.savepoints`."""
 
@@ -81,7 +71,7 @@ def action_routes(
             wanted = checked(kind, await read_wanted(request))
             by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
             asked = await run_in_threadpool(
-                _ask, seen, kind, wanted, by=by, savepoints=savepoints, now=clock.wall()
+                _ask, seen, kind, wanted, by=by, savepoints=savepoints, now=SYSTEM_CLOCK.wall()
             )
         except HTTPException as error:
             if not is_person:
@@ -90,10 +80,9 @@ def action_routes(
         path = f"/jobs/{quote(request.path_params['job'], safe='')}"
         if is_person:
             return RedirectResponse(f"{path}/actions?request={asked}", 303)
-        answer = AskedFor(
-            request=asked, job=seen.view.name, kind=kind, outcome=f"{path}/requests/{asked}.json"
-        )
-        return json_answer(answer, 202, {"Location": answer.outcome})
+        result_path = f"{path}/requests/{asked}.json"
+        answer = {"request": asked, "job": seen.view.name, "kind": kind, "outcome": result_path}
+        return json_answer(answer, 202, {"Location": result_path})
 
     async def result(request: Request) -> Response:
         asked = request.path_params["request"]

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from urllib.parse import parse_qs
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -44,17 +43,8 @@ _log = logging.getLogger(__name__)
 _NOT_THE_TOKEN = "That is not the token of this dashboard."  # noqa: S105 - a sentence
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`/healthz`: this is a Penstock dashboard. It needs no token, so it says nothing about jobs."""
-
-    penstock: str
-    pid: int
-    status: str = "ok"
-
-
-def make_app(poller: StatusPoller, access: Access, *, streams: Streams | None = None) -> ASGIApp:
+def make_app(poller: StatusPoller, access: Access) -> ASGIApp:
     """All routes, protected by the gate. The poller starts and ends with the application."""
-    streams = streams or Streams(poller)
     states, guesses = StateReader(), Guesses()
     shown = Pages(poller, access, states)
 
@@ -65,7 +55,7 @@ def make_app(poller: StatusPoller, access: Access, *, streams: Streams | None = 
         Route("/healthz", _healthz),
         *_login_routes(access, guesses),
         StaticFiles().route(),
-        *streams.routes(seen),
+        *Streams(poller).routes(seen),
         *action_routes(seen, shown.refused_action, access.savepoints),
         *savepoint_routes(seen, access.savepoints),
         *lookup_routes(seen, states),
@@ -102,7 +92,8 @@ def _lifespan(poller: StatusPoller) -> Callable[[Starlette], AbstractAsyncContex
 
 
 async def _healthz(_: Request) -> Response:
-    return json_answer(Health(penstock=__version__, pid=os.getpid()))
+    """This is a Penstock dashboard. It needs no token, so it says nothing about jobs."""
+    return json_answer({"penstock": __version__, "pid": os.getpid(), "status": "ok"})
 
 
 def _login_routes(access: Access, guesses: Guesses) -> list[Route]:

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
 from penstock.dashboard.responses import refused, wants_page, with_usual_headers
 from penstock.dashboard.status_poller import StatusPoller
@@ -84,6 +84,12 @@ class PatientConnection(H11Protocol):
         self.reads.stop()
         super().resume_writing()
 
+    def shutdown(self) -> None:
+        """The server ends. An event stream would go on, so it is cut off; other requests have a moment to finish."""
+        super().shutdown()
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+
     @property
     def is_let_in(self) -> bool:
         """Whether the gate allowed the last request on this connection."""
@@ -139,8 +145,7 @@ LOG_EVERY_S = 60.0
 class Guesses:
     """Slows down and logs wrong tokens. For the event loop of one server."""
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._unlogged = 0
         self._logged_at = float("-inf")
@@ -148,7 +153,7 @@ class Guesses:
     async def one_more(self, who: str) -> None:
         """Log a wrong token, and wait until it may be answered."""
         self._unlogged += 1
-        now = self._clock.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         if now - self._logged_at >= LOG_EVERY_S:
             _log.warning(
                 "the dashboard received %s, the last from %s", counted(self._unlogged, "wrong token"), who
@@ -190,11 +195,15 @@ class Gate:
                 await self._guesses.one_more(asker(scope))
             await answer(scope, receive, _with_headers(send))
             return
-        if not is_open(scope["path"]):
-            scope[LET_IN] = True
-            if not self._poller.is_fresh():
-                await run_in_threadpool(self._poller.wait)
-        await self._app(scope, _limited(receive), _with_headers(send))
+        try:
+            if not is_open(scope["path"]):
+                scope[LET_IN] = True
+                if not self._poller.is_fresh():
+                    await run_in_threadpool(self._poller.wait)
+            await self._app(scope, _limited(receive), _with_headers(send))
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            why = "the dashboard is shutting down and did not finish this request; try again when it is back"
+            await refused(Request(scope), 503, why, _END)(scope, receive, _with_headers(send))
 
     def _refused(self, scope: Scope, headers: Mapping[str, str], refusal: Refusal | None) -> Response | None:
         path = scope["path"]

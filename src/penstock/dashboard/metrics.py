@@ -36,10 +36,14 @@ class Family:
     text: str
     values: Callable[[JobView], Values]
     labels: Labels = ()
-    counter: bool = False
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether its values never decrease: the convention of Prometheus for names."""
+        return self.name.endswith("_total")
 
 
-def _one(value: Callable[[JobView], float | None]) -> Callable[[JobView], Values]:
+def _job(name: str, text: str, value: Callable[[JobView], float | None]) -> Family:
     """One value for the whole job."""
 
     def values(view: JobView) -> Iterator[tuple[Labels, float]]:
@@ -47,17 +51,21 @@ def _one(value: Callable[[JobView], float | None]) -> Callable[[JobView], Values
         if found is not None:
             yield (), found
 
-    return values
+    return Family(name, text, values)
 
 
-def _live(value: Callable[[Progress], float | None]) -> Callable[[JobView], Values]:
+def _live(name: str, text: str, value: Callable[[Progress], float | None]) -> Family:
     """One value from the live status of the job."""
-    return _one(lambda view: None if view.live is None else value(view.live))
+    return _job(name, text, lambda view: None if view.live is None else value(view.live))
 
 
-def _parts(
-    parts: Callable[[Progress], Mapping[str, _Part]], value: Callable[[JobView, _Part], float | None]
-) -> Callable[[JobView], Values]:
+def _each(
+    kind: str,
+    parts: Callable[[Progress], Mapping[str, _Part]],
+    name: str,
+    text: str,
+    value: Callable[[JobView, _Part], float | None],
+) -> Family:
     """One value for each source, operator or sink."""
 
     def values(view: JobView) -> Iterator[tuple[Labels, float]]:
@@ -66,19 +74,19 @@ def _parts(
             if found is not None:
                 yield (uid,), found
 
-    return values
+    return Family(name, text, values, (kind,))
 
 
-def _sources(value: Callable[[JobView, SourceLive], float | None]) -> Callable[[JobView], Values]:
-    return _parts(lambda live: live.sources, value)
+def _source(name: str, text: str, value: Callable[[JobView, SourceLive], float | None]) -> Family:
+    return _each("source", lambda live: live.sources, name, text, value)
 
 
-def _operators(value: Callable[[JobView, OperatorLive], float | None]) -> Callable[[JobView], Values]:
-    return _parts(lambda live: live.operators, value)
+def _operator(name: str, text: str, value: Callable[[JobView, OperatorLive], float | None]) -> Family:
+    return _each("operator", lambda live: live.operators, name, text, value)
 
 
-def _sinks(value: Callable[[JobView, SinkLive], float | None]) -> Callable[[JobView], Values]:
-    return _parts(lambda live: live.sinks, value)
+def _sink(name: str, text: str, value: Callable[[JobView, SinkLive], float | None]) -> Family:
+    return _each("sink", lambda live: live.sinks, name, text, value)
 
 
 def _states(view: JobView) -> Values:
@@ -128,12 +136,12 @@ def _last_down_s(view: JobView) -> float | None:
     return next((down for down in known if down is not None), None)
 
 
-_JOB = (
+FAMILIES = (
     Family("penstock_job_state", "1 for the current state of the job, 0 for the others", _states, ("state",)),
-    Family(
+    _job(
         "penstock_job_supervised",
         "Whether a supervisor restarts the job when its process dies",
-        _one(lambda view: float(view.supervised)),
+        lambda view: view.supervised,
     ),
     Family(
         "penstock_job_info",
@@ -141,71 +149,61 @@ _JOB = (
         _info,
         ("guarantee", "mode", "penstock", "spark"),
     ),
-    Family(
+    _job(
         "penstock_last_look_age_seconds",
         "The age of the last read of the job: grows while its storage does not answer, and all other values stay",
-        _one(lambda view: view.look_age_s),
+        lambda view: view.look_age_s,
     ),
-    Family("penstock_run", "The number of the newest run", _one(lambda view: float(view.run))),
-    Family(
+    _job("penstock_run", "The number of the newest run", lambda view: view.run),
+    _job(
         "penstock_restarts_total",
         "Recoveries of the job after a failure or a death, since its first start",
-        _one(lambda view: float(view.restarts)),
-        counter=True,
+        lambda view: view.restarts,
     ),
-    Family(
+    _job(
         "penstock_last_failure_timestamp_seconds",
         "When the job last failed or died",
-        _one(lambda view: view.failures[0].at if view.failures else None),
+        lambda view: view.failures[0].at if view.failures else None,
     ),
-    Family(
-        "penstock_last_down_seconds", "How long nothing was processed at the last failure", _one(_last_down_s)
-    ),
-    Family(
+    _job("penstock_last_down_seconds", "How long nothing was processed at the last failure", _last_down_s),
+    _job(
         "penstock_rows_done_again_total",
         "Rows that were processed again after failures",
-        _one(lambda view: float(view.rows_again)),
-        counter=True,
+        lambda view: view.rows_again,
     ),
-    Family("penstock_rows_total", "Rows read", _live(lambda live: live.rows_in), counter=True),
-    Family("penstock_rows_per_second", "Rows read in a second", _one(_rows_per_s)),
-    Family("penstock_batches_total", "Batches done", _live(lambda live: live.batches), counter=True),
-    Family(
-        "penstock_last_batch_seconds", "How long the last batch took", _live(lambda live: live.batch_seconds)
-    ),
-)
-_CHECKPOINTS = (
-    Family(
+    _live("penstock_rows_total", "Rows read", lambda live: live.rows_in),
+    _job("penstock_rows_per_second", "Rows read in a second", _rows_per_s),
+    _live("penstock_batches_total", "Batches done", lambda live: live.batches),
+    _live("penstock_last_batch_seconds", "How long the last batch took", lambda live: live.batch_seconds),
+    _job(
         "penstock_checkpoint_age_seconds",
         "How long ago the last completed checkpoint was completed",
-        _one(lambda view: view.checkpoint_age_s),
+        lambda view: view.checkpoint_age_s,
     ),
-    Family(
+    _job(
         "penstock_checkpoint_interval_seconds",
         "The configured checkpoint interval",
-        _one(lambda view: None if view.plan is None else view.plan.settings.interval_s),
+        lambda view: None if view.plan is None else view.plan.settings.interval_s,
     ),
-    Family(
+    _job(
         "penstock_checkpoint_late",
         "Whether a running job is late with its next checkpoint",
-        _one(lambda view: float(view.is_late)),
+        lambda view: view.is_late,
     ),
-    Family(
+    _live(
         "penstock_checkpoints_completed_total",
         "Checkpoints completed since the job was started",
-        _live(lambda live: live.checkpoints_completed),
-        counter=True,
+        lambda live: live.checkpoints_completed,
     ),
-    Family(
+    _live(
         "penstock_checkpoints_failed_total",
         "Checkpoints given up since the job was started",
-        _live(lambda live: live.checkpoints_failed),
-        counter=True,
+        lambda live: live.checkpoints_failed,
     ),
-    Family(
+    _live(
         "penstock_rows_since_checkpoint",
         "Rows processed since the last completed checkpoint: after a failure they are processed again",
-        _live(lambda live: live.rows_since_checkpoint),
+        lambda live: live.rows_since_checkpoint,
     ),
     Family(
         "penstock_last_checkpoint_phase_seconds",
@@ -213,125 +211,67 @@ _CHECKPOINTS = (
         _phases,
         ("phase",),
     ),
-    Family(
-        "penstock_merges_total", "Merges of files of state", _live(lambda live: live.merges), counter=True
-    ),
-    Family(
-        "penstock_merged_bytes_total",
-        "Bytes that merges have written",
-        _live(lambda live: live.merged_bytes),
-        counter=True,
-    ),
-    Family(
-        "penstock_merge_seconds_total",
-        "Time spent in merges",
-        _live(lambda live: live.merge_ms / 1000),
-        counter=True,
-    ),
-)
-_SOURCES = (
-    Family(
-        "penstock_source_rows_total",
-        "Rows read from a source",
-        _sources(lambda _, source: source.rows),
-        ("source",),
-        counter=True,
-    ),
-    Family(
+    _live("penstock_merges_total", "Merges of files of state", lambda live: live.merges),
+    _live("penstock_merged_bytes_total", "Bytes that merges have written", lambda live: live.merged_bytes),
+    _live("penstock_merge_seconds_total", "Time spent in merges", lambda live: live.merge_ms / 1000),
+    _source("penstock_source_rows_total", "Rows read from a source", lambda _, source: source.rows),
+    _source(
         "penstock_source_behind_rows",
         "Unread rows in a source, if known and a run is up",
-        _sources(lambda view, source: source_behind(view, source).now),
-        ("source",),
+        lambda view, source: source_behind(view, source).now,
     ),
-    Family(
+    _source(
         "penstock_source_watermark_lag_seconds",
         "How far the watermark of a source lags the clock",
-        _sources(lambda view, source: _lag_s(view, source.watermark_us)),
-        ("source",),
+        lambda view, source: _lag_s(view, source.watermark_us),
     ),
-)
-_OPERATORS = (
-    Family(
-        "penstock_operator_rows_total",
-        "Rows that an operator received",
-        _operators(lambda _, operator: operator.rows),
-        ("operator",),
-        counter=True,
+    _operator(
+        "penstock_operator_rows_total", "Rows that an operator received", lambda _, operator: operator.rows
     ),
-    Family(
+    _operator(
         "penstock_operator_state_bytes",
         "Bytes of state of an operator",
-        _operators(lambda _, operator: operator.state_bytes),
-        ("operator",),
+        lambda _, operator: operator.state_bytes,
     ),
-    Family(
+    _operator(
         "penstock_operator_state_files",
         "State files of an operator, over all subtasks",
-        _operators(lambda _, operator: operator.files),
-        ("operator",),
+        lambda _, operator: operator.files,
     ),
-    Family(
+    _operator(
         "penstock_operator_watermark_lag_seconds",
         "How far the watermark of an operator lags the clock",
-        _operators(lambda view, operator: _lag_s(view, operator.watermark_us)),
-        ("operator",),
+        lambda view, operator: _lag_s(view, operator.watermark_us),
     ),
-    Family(
+    _operator(
         "penstock_operator_late_rows_total",
         "Rows that arrived too late for an operator",
-        _operators(lambda _, operator: operator.late_rows),
-        ("operator",),
-        counter=True,
+        lambda _, operator: operator.late_rows,
     ),
-    Family(
+    _operator(
         "penstock_operator_bad_records_total",
         "Rows that an operator rejected",
-        _operators(lambda _, operator: operator.bad_records),
-        ("operator",),
-        counter=True,
+        lambda _, operator: operator.bad_records,
     ),
-)
-_SINKS = (
-    Family(
-        "penstock_sink_rows_total",
-        "Rows that a sink received",
-        _sinks(lambda _, sink: sink.rows),
-        ("sink",),
-        counter=True,
-    ),
-    Family(
+    _sink("penstock_sink_rows_total", "Rows that a sink received", lambda _, sink: sink.rows),
+    _sink(
         "penstock_sink_commits_waiting",
         "Transactions that are pre-committed but not committed",
-        _sinks(lambda _, sink: sink.waiting),
-        ("sink",),
+        lambda _, sink: sink.waiting,
     ),
-    Family(
+    _sink(
         "penstock_sink_rows_waiting",
         "Rows in uncommitted transactions, which readers do not see yet",
-        _sinks(lambda _, sink: sink.waiting_rows),
-        ("sink",),
+        lambda _, sink: sink.waiting_rows,
     ),
-    Family(
+    _sink(
         "penstock_sink_waiting_seconds",
         "The age of the oldest uncommitted transaction; 0 if there is none",
-        _sinks(lambda view, sink: _since_s(view, sink.waiting_since)),
-        ("sink",),
+        lambda view, sink: _since_s(view, sink.waiting_since),
     ),
-    Family(
-        "penstock_sink_down",
-        "Whether the commits of a sink fail",
-        _sinks(lambda _, sink: float(bool(sink.down))),
-        ("sink",),
-    ),
-    Family(
-        "penstock_sink_bad_records_total",
-        "Rows that a sink rejected",
-        _sinks(lambda _, sink: sink.bad_records),
-        ("sink",),
-        counter=True,
-    ),
+    _sink("penstock_sink_down", "Whether the commits of a sink fail", lambda _, sink: bool(sink.down)),
+    _sink("penstock_sink_bad_records_total", "Rows that a sink rejected", lambda _, sink: sink.bad_records),
 )
-FAMILIES = (*_JOB, *_CHECKPOINTS, *_SOURCES, *_OPERATORS, *_SINKS)
 
 
 JOB_LABELS = ("job_id", "job_name")
@@ -345,14 +285,14 @@ def exposition(views: Iterable[JobView]) -> bytes:
     return generate_latest(_registry(views))
 
 
-def metrics_route(jobs: JobViews, path: str = "/metrics") -> Route:
+def metrics_route(jobs: JobViews) -> Route:
     """The route for Prometheus. It answers in the format that the client accepts."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(_registry(jobs.views())), headers={"content-type": content_type})
 
-    return Route(path, metrics, methods=["GET"])
+    return Route("/metrics", metrics, methods=["GET"])
 
 
 def _registry(views: Iterable[JobView]) -> CollectorRegistry:
@@ -401,7 +341,7 @@ class _Jobs(Collector):
         return iter(found.values())
 
     def _ours(self, family: Family) -> Metric:
-        kind = CounterMetricFamily if family.counter else GaugeMetricFamily
+        kind = CounterMetricFamily if family.is_counter else GaugeMetricFamily
         metric = kind(family.name, family.text, labels=(*JOB_LABELS, *family.labels))
         for view in self._views:
             for labels, value in family.values(view):

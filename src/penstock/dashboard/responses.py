@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,19 +33,6 @@ ALWAYS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """The JSON of a refusal."""
-
-    error: str
-    status: int
-
-
-class FlinkProblem(msgspec.Struct, frozen=True):
-    """The JSON of a refusal for Flink's client. With any other field, that client retries for a minute and then shows only a trace."""
-
-    errors: tuple[str, ...]
 
 
 _FLINK = "/v1/"
@@ -81,9 +66,10 @@ def refused(request: Request, status: int, why: str, headers: Mapping[str, str] 
     path = request.scope["path"]
     if wants_page(request.method, path, request.headers.get("accept", "")):
         return page_answer(pages.problem(status, why, PageFrame()), status, headers)
+    # with any other field, its client retries for a minute and then shows only a trace
     if path.startswith(_FLINK):
-        return json_answer(FlinkProblem((why,)), status, headers)
-    return json_answer(Problem(why, status), status, headers)
+        return json_answer({"errors": [why]}, status, headers)
+    return json_answer({"error": why, "status": status}, status, headers)
 
 
 # ── logging in ─────────────────────────────────────────────────────────────────────────────────────
@@ -126,29 +112,21 @@ class ResponseCache:
     """The newest responses, shared by all open pages; bounded in number and in bytes."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[Hashable, tuple[Hashable, bytes]] = OrderedDict()
-        self._bytes = 0
+        self._answers: dict[Hashable, tuple[Hashable, bytes]] = {}
 
     def get(self, asked: Hashable, mark: Hashable, make: Callable[[], bytes]) -> bytes:
         """The response to `asked`. It is made again when `mark`, the version of its data, has changed."""
         before = self._answers.get(asked)
         if before is not None and before[0] == mark:
-            self._answers.move_to_end(asked)
             return before[1]
         made = make()
-        self._forget(asked)
         self._answers[asked] = (mark, made)
-        self._bytes += len(made)
-        while len(self._answers) > MOST or (self._bytes > MOST_BYTES and len(self._answers) > 1):
-            self._forget(next(iter(self._answers)))
+        if len(self._answers) > MOST or sum(len(one) for _, one in self._answers.values()) > MOST_BYTES:
+            self._answers = {asked: (mark, made)}
         return made
 
-    def _forget(self, asked: Hashable) -> None:
-        _, made = self._answers.pop(asked, (None, b""))
-        self._bytes -= len(made)
 
-
-_FOLDER = "static"
+_FOLDER = Path(__file__).with_name("static")
 _TYPES = {
     "js": "text/javascript",
     "css": "text/css",
@@ -163,7 +141,9 @@ class StaticFiles:
 
     def __init__(self) -> None:
         self._answers = {
-            name: _Answer(name, data) for name, data in _all(files("penstock.dashboard") / _FOLDER, "")
+            file.relative_to(_FOLDER).as_posix(): _Answer(file.name, file.read_bytes())
+            for file in _FOLDER.rglob("*")
+            if file.is_file()
         }
 
     @property
@@ -200,13 +180,3 @@ class _Answer:
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._data, headers=self._headers)
-
-
-def _all(folder: Traversable, before: str) -> list[tuple[str, bytes]]:
-    if not folder.is_dir():
-        return []
-    found: list[tuple[str, bytes]] = []
-    for one in folder.iterdir():
-        name = f"{before}{one.name}"
-        found += _all(one, f"{name}/") if one.is_dir() else [(name, one.read_bytes())]
-    return found

@@ -30,13 +30,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.status_poller import Seen
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.ownership.claim import JOB_FILE
 from penstock.savepoint.contents import Contents, savepoint_contents
-from penstock.savepoint.make import check_folder, refuse_outside, shown
 from penstock.savepoint.manifest import (
     MANIFEST,
     MOST_BYTES,
@@ -45,6 +44,7 @@ from penstock.savepoint.manifest import (
     checked_manifest,
     read_manifest,
 )
+from penstock.savepoint.request import check_folder, refuse_outside, shown
 from penstock.status.events import SavepointDeleted
 from penstock.status.jobs import FoundJob
 from penstock.status.journal import budget_of, segment_name
@@ -232,9 +232,7 @@ def look_into(seen: Seen, folder: str, folders: Sequence[str]) -> Contents | str
         return str(error)
 
 
-def savepoint_routes(
-    seen_job: Callable[[Request], Seen], folders: Sequence[str], clock: Clock = SYSTEM_CLOCK
-) -> list[Route]:
+def savepoint_routes(seen_job: Callable[[Request], Seen], folders: Sequence[str]) -> list[Route]:
     """`POST /jobs/{job}/savepoints/delete`, with the field `folder`."""
 
     async def delete(request: Request) -> Response:
@@ -246,7 +244,9 @@ def savepoint_routes(
         folder = known_folder(seen, fields.get("folder", ""))
         by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
         try:
-            await run_in_threadpool(dispose, folder, [seen.job], folders=folders, by=by, now=clock.wall())
+            await run_in_threadpool(
+                dispose, folder, [seen.job], folders=folders, by=by, now=SYSTEM_CLOCK.wall()
+            )
         except ConfigError as error:
             raise HTTPException(409, str(error)) from error
         return RedirectResponse(f"/jobs/{quote(request.path_params['job'], safe='')}/savepoints", 303)

@@ -11,7 +11,6 @@ import math
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,12 +27,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.checkpoint.completed import Completed
+from penstock import child_process
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.checkpoint.model import Completed
 from penstock.dashboard import pages
 from penstock.dashboard.responses import json_answer, page_answer
 from penstock.dashboard.status_poller import Seen
-from penstock.dashboard.ui_options import TOKEN_VARIABLE
+from penstock.dashboard.ui_options import environment_without_token
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named
 from penstock.ids import CheckpointId, RunId
@@ -60,17 +60,12 @@ SECONDS = 30.0
 LARGEST_ANSWER_BYTES = 8 << 20
 NO_ROOM = 3
 """The exit code if memory runs out; 1 is any other error, which the process reports."""
-_FAILED = 1
-_LAST_CHARACTERS = 500
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Other memory pools, and pools for each thread, reserve memory that they never use but that counts."""
-_CHILD_PROGRAM = (
-    "import os, sys; os.nice(15); from penstock.dashboard.state_reader import main; sys.exit(main())"
-)
 
 
 class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request on the standard input of the process."""
+    """What the process is to read, and its limits."""
 
     storage: str
     checkpoint: int
@@ -122,30 +117,21 @@ def read_in_process(storage: Storage, question: Question) -> bytes:
 
 
 def _answered(request: StateRequest) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch:
-        try:
-            done = subprocess.run(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-c", _CHILD_PROGRAM],
-                input=msgspec.json.encode(request),
-                capture_output=True,
-                timeout=request.seconds,
-                env=_environment(scratch),
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise _GivenUpError(f"it took longer than {duration(request.seconds)}") from error
-    if done.returncode == 0:
-        return done.stdout
-    raise _why(done, request)
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch,
+        child_process.start_module(
+            __name__, request, env={**environment_without_token(), **_ENVIRONMENT, "TMPDIR": scratch}
+        ) as child,
+    ):
+        found = next(child.lines(request.seconds), b"")
+        if found is None:
+            raise _GivenUpError(f"it took longer than {duration(request.seconds)}")
+        if (status := child.wait()) == 0:
+            return found
+        raise _why(status, found, child.last_words(), request)
 
 
-def _environment(scratch: str) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-    return {**ours, **_ENVIRONMENT, "TMPDIR": scratch}
-
-
-def _why(done: subprocess.CompletedProcess[bytes], request: StateRequest) -> Exception:
-    status = done.returncode
+def _why(status: int, found: bytes, last_words: str, request: StateRequest) -> Exception:
     room = size(request.memory_bytes)
     if status == NO_ROOM:
         return _GivenUpError(f"it needs more than {room} of memory")
@@ -155,10 +141,9 @@ def _why(done: subprocess.CompletedProcess[bytes], request: StateRequest) -> Exc
             f"{duration(request.seconds)} of processor time"
         )
     try:
-        failed = decoded(_FAILURES, done.stdout)
+        failed = decoded(_FAILURES, found)
     except msgspec.DecodeError:
-        last = done.stderr.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
-        return InternalError(f"the process that reads state ended with {status}: {last}")
+        return InternalError(f"the process that reads state ended with {status}: {last_words}")
     return error_named(failed.error, failed.why)
 
 
@@ -258,19 +243,19 @@ def _is_readable(one: CheckpointView) -> bool:
 _REQUESTS = msgspec.json.Decoder(StateRequest)
 
 
-def main() -> int:
-    """In the child: read the request, then the state within its limits, and write the answer; returns the exit code."""
-    request = _REQUESTS.decode(sys.stdin.buffer.read())
+def main(line: bytes) -> int:
+    """In the child: read the state within the limits of the request, and write the answer; returns the exit code."""
+    request = _REQUESTS.decode(line)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     _bound(request)
     try:
         sys.stdout.buffer.write(_found(request))
+        sys.stdout.buffer.write(b"\n")
     except Exception as error:  # noqa: BLE001 - raised again in the dashboard
         if _is_out_of_memory(error):
             return NO_ROOM
-        failed = StateFailure(type(error).__name__, str(error) or type(error).__name__)
-        sys.stdout.buffer.write(msgspec.json.encode(failed))
+        child_process.report(StateFailure(type(error).__name__, str(error) or type(error).__name__))
         return 1
     return 0
 

@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.status.job_watcher import JobWatcher
+from penstock.status.job_watcher import JobWatcher, unreadable_view
 from penstock.status.jobs import FoundJob, find_jobs, job_id, job_of, linked_jobs
-from penstock.status.view import JobState, JobView
+from penstock.status.view import JobView
 from penstock.storage import LocalStorage, open_storage
 from penstock.wording import counted, duration
 
@@ -318,15 +318,7 @@ class _Place:
             return watcher.look(now)
         except Exception as error:  # noqa: BLE001 - a damaged job must not hide the others
             self._log_once(job, error)
-            return JobView(
-                id=job.id,
-                name=job.name,
-                storage=job.storage.uri,
-                place=job.place,
-                state=JobState.UNREADABLE,
-                now=now,
-                unreadable=(f"{type(error).__name__}: {error}",),
-            )
+            return unreadable_view(job, now, f"{type(error).__name__}: {error}")
 
     def _log_once(self, job: FoundJob, error: Exception) -> None:
         """Log each error once: twice a second would fill the disk."""

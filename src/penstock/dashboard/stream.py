@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.access import MOST_STREAMS
+from penstock.dashboard.json_models import Json
 from penstock.dashboard.status_poller import EVERY_S, Seen, StatusPoller
-from penstock.status.view import JobState
 
 HEARTBEAT_S = 15.0
 RETRY_S = 10
@@ -31,47 +31,11 @@ _FIRST = f"retry: {RETRY_S * 100}\n\n".encode()
 """A page whose stream ended reconnects after a second: the server may have restarted."""
 
 
-class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page needs to decide whether to reload a part."""
-
-    id: str
-    name: str
-    revision: int
-    state: JobState
-    run: int
-    batch: int
-    checkpoint: int
-    """The newest completed checkpoint."""
-    checkpoints: int
-    failures: int
-    pending: int
-    rows_per_s: float
-
-
-class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a stream."""
-
-    revision: int
-    jobs: tuple[ChangedJob, ...]
-    gone: tuple[str, ...] = ()
-    """Ids of jobs that are no longer there."""
-
-
 class Streams:
-    """The open event streams, at most `most` at a time."""
+    """The open event streams, at most `MOST_STREAMS` at a time."""
 
-    def __init__(
-        self,
-        poller: StatusPoller,
-        *,
-        most: int = MOST_STREAMS,
-        every_s: float = EVERY_S,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, poller: StatusPoller) -> None:
         self._poller = poller
-        self._most = most
-        self._every_s = every_s
-        self._clock = clock
         self.open = 0
 
     def routes(self, seen_job: Callable[[Request], Seen]) -> list[Route]:
@@ -98,10 +62,10 @@ class Streams:
     def _stream(self, request: Request, look: Callable[[], Sequence[Seen]]) -> Response:
         if request.method == "HEAD":
             return Response(media_type=_STREAM)
-        if self.open >= self._most:
+        if self.open >= MOST_STREAMS:
             raise HTTPException(
                 503,
-                f"{self._most} event streams are open, which is the limit; close pages, or request the JSON of a page",
+                f"{MOST_STREAMS} event streams are open, which is the limit; close pages, or request the JSON of a page",
                 {"Retry-After": str(RETRY_S)},
             )
         self.open += 1
@@ -113,17 +77,17 @@ class Streams:
     async def _messages(self, look: Callable[[], Sequence[Seen]]) -> AsyncIterator[bytes]:
         yield _FIRST
         sent: dict[str, int] = {}
-        sent_at = self._clock.monotonic()
+        sent_at = SYSTEM_CLOCK.monotonic()
         while True:
             change = changes(sent, look())
-            now = self._clock.monotonic()
+            now = SYSTEM_CLOCK.monotonic()
             if change is not None:
                 sent_at = now
                 yield _message(change)
             elif now - sent_at >= HEARTBEAT_S:
                 sent_at = now
                 yield _HEARTBEAT
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(EVERY_S)
 
 
 class _Streaming(StreamingResponse):
@@ -140,35 +104,37 @@ class _Streaming(StreamingResponse):
             self._closed()
 
 
-def changes(sent: dict[str, int], seen: Sequence[Seen]) -> JobChanges | None:
-    """The changes for a client that knows these revisions, by id; None if nothing is new. Updates `sent`."""
-    new = tuple(_changed(one) for one in seen if sent.get(one.job.id) != one.revision)
-    gone = tuple(id_ for id_ in sent if id_ not in {one.job.id for one in seen})
+def changes(sent: dict[str, int], seen: Sequence[Seen]) -> Json | None:
+    """The message for a client that knows these revisions, by id; None if nothing is new. Updates `sent`."""
+    new = [one for one in seen if sent.get(one.job.id) != one.revision]
+    gone = [id_ for id_ in sent if id_ not in {one.job.id for one in seen}]
     if not new and not gone:
         return None
-    sent.update({one.id: one.revision for one in new})
+    sent.update({one.job.id: one.revision for one in new})
     for id_ in gone:
         del sent[id_]
-    return JobChanges(revision=max((one.revision for one in seen), default=0), jobs=new, gone=gone)
+    newest = max((one.revision for one in seen), default=0)
+    return {"revision": newest, "jobs": [_changed(one) for one in new], "gone": gone}
 
 
-def _changed(seen: Seen) -> ChangedJob:
+def _changed(seen: Seen) -> Json:
+    """What a page needs to decide whether to reload a part."""
     view = seen.view
     last = view.last_completed
-    return ChangedJob(
-        id=seen.job.id,
-        name=view.name,
-        revision=seen.revision,
-        state=view.state,
-        run=view.run,
-        batch=view.live.batch if view.live else -1,
-        checkpoint=last.checkpoint if last else -1,
-        checkpoints=len(view.checkpoints),
-        failures=len(view.failures),
-        pending=len(view.live.pending) if view.live else 0,
-        rows_per_s=view.live.rows_per_s if view.live and view.is_up else 0.0,
-    )
+    return {
+        "id": seen.job.id,
+        "name": view.name,
+        "revision": seen.revision,
+        "state": view.state,
+        "run": view.run,
+        "batch": view.live.batch if view.live else -1,
+        "checkpoint": last.checkpoint if last else -1,
+        "checkpoints": len(view.checkpoints),
+        "failures": len(view.failures),
+        "pending": len(view.live.pending) if view.live else 0,
+        "rows_per_s": view.live.rows_per_s if view.live and view.is_up else 0.0,
+    }
 
 
-def _message(change: JobChanges) -> bytes:
-    return b"event: change\nid: %d\ndata: %s\n\n" % (change.revision, msgspec.json.encode(change))
+def _message(change: Json) -> bytes:
+    return b"event: change\nid: %d\ndata: %s\n\n" % (change["revision"], msgspec.json.encode(change))

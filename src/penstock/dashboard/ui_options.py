@@ -1,4 +1,4 @@
-"""The options of `ui=` and of `penstock dashboard`: where the server listens, and who may do what. Pure.
+"""The options of `ui=` and of `penstock dashboard`: where the server listens, and who may do what.
 
 They are checked before anything starts. Driver, and the dashboard's process.
 """
@@ -6,8 +6,9 @@ They are checked before anything starts. Driver, and the dashboard's process.
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -43,6 +44,14 @@ class Ui:
     names: Sequence[str] = ()
     savepoints: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        _place(self.address)
+        _check_token(self.token)
+        _check_strings("names", self.names)
+        _check_strings("savepoints", self.savepoints)
+        for folder in self.savepoints:
+            _check_whole_path(folder)
+
 
 class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where the server listens and who has access. Its `repr` does not show the token."""
@@ -60,36 +69,28 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Folders below which savepoints may be made and deleted, besides the folder of each job's own savepoints."""
 
     @classmethod
-    def checked(
-        cls,
-        ui: object,
-        token: str | None = None,
-        *,
-        read_only: bool = False,
-        names: Sequence[str] = (),
-        savepoints: Sequence[str] = (),
-    ) -> UiOptions:
-        """Check the given options; raises `ConfigError` with the allowed forms. `ui` is a string, a port, or `True`.
+    def of(cls, ui: Ui, option: str = "Ui(..., token=...)") -> UiOptions:
+        """Raises `ConfigError` if other machines reach the server and there is no token; `option`: where the user can give one.
 
-        Without a token, one is generated: every user of a machine can reach its loopback address.
+        On a loopback address, a token is generated: every user of a machine can reach it.
         """
-        place = _place(ui)
-        _check_token(token)
-        if token is None and not is_loopback(place.host):
+        if ui.token is None:
+            ui = replace(ui, token=os.environ.get(TOKEN_VARIABLE) or None)
+        place = _place(ui.address)
+        if ui.token is None and not is_loopback(place.host):
             raise ConfigError(
-                f"ui={ui!r} can be reached from other machines, and its pages can stop the job: it needs a token. Give one of "
-                f"{SHORTEST_TOKEN} characters or more (PENSTOCK_UI_TOKEN, a file for --token-file or --ui-token-file, or ui_token=), "
-                "or listen on 127.0.0.1 only",
-                ui=ui,
+                f"ui={ui.address!r} can be reached from other machines, and its pages can stop the job: it needs a token. Give one of "
+                f"{SHORTEST_TOKEN} characters or more with {option} or in {TOKEN_VARIABLE}, or listen on 127.0.0.1 only",
+                ui=ui.address,
             )
         return cls(
             host=place.host,
             ports=place.ports,
-            token=token or SYSTEM_RANDOMNESS.token(MADE_TOKEN_DIGITS),
-            token_is_made=token is None,
-            read_only=read_only,
-            names=_several("names", names),
-            savepoints=tuple(map(_whole_path, _several("savepoints", savepoints))),
+            token=ui.token or SYSTEM_RANDOMNESS.token(MADE_TOKEN_DIGITS),
+            token_is_made=ui.token is None,
+            read_only=ui.read_only,
+            names=tuple(ui.names),
+            savepoints=tuple(ui.savepoints),
         )
 
     def opening_address(self, port: int) -> str:
@@ -136,22 +137,20 @@ def _host(text: str, ui: str) -> str:
     return bare or USUAL_HOST
 
 
-def _several(option: str, given: Sequence[str]) -> tuple[str, ...]:
+def _check_strings(option: str, given: Sequence[str]) -> None:
     """Check a list of strings: a single string would be taken for its letters."""
     if isinstance(given, str) or not all(isinstance(one, str) and one.strip() for one in given):
         raise ConfigError(
             f"{option}={given!r} is not allowed: give a list of strings, such as {option}=[...]"
         )
-    return tuple(given)
 
 
-def _whole_path(folder: str) -> str:
+def _check_whole_path(folder: str) -> None:
     if not folder.startswith("/") or not folder.strip("/"):
         raise ConfigError(
             f"{folder!r} is not a folder for savepoints: write an absolute path, and not / itself",
             folder=folder,
         )
-    return folder
 
 
 def _check_token(token: str | None) -> None:
@@ -188,3 +187,8 @@ def is_loopback(host: str) -> bool:
 def address_of(host: str, port: int) -> str:
     """The URL of a server, such as `http://127.0.0.1:8090`."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def environment_without_token() -> dict[str, str]:
+    """The environment for child processes, which get the token in another way or not at all."""
+    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}

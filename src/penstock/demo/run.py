@@ -1,32 +1,29 @@
 """The demonstration from beginning to end; `penstock demo` calls it. Process of the command line.
 
-It writes the input, starts the driver, watches it, starts it again after each planned kill, and compares the results with the truth.
+It writes the input, has the driver kept alive as `penstock keep-alive` does, shows what the drivers say, and compares the results with
+the truth. Each driver kills itself at a planned moment, and the supervisor starts the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-import signal
 import sqlite3
-import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-import penstock
+from penstock.child_process import ChildProcess
+from penstock.clock import Stopwatch
 from penstock.config import Mode
-from penstock.demo.display import DemoDisplay
 from penstock.demo.settings import (
     TABLE,
     DemoSettings,
@@ -34,7 +31,6 @@ from penstock.demo.settings import (
     Ending,
     Finished,
     Killed,
-    Message,
     Moved,
     Started,
     checked,
@@ -49,6 +45,7 @@ from penstock.demo.truth import (
     print_table,
     true_counts,
     verdict,
+    write_events,
 )
 from penstock.errors import JobFailedError
 from penstock.sources import PartitionedLog
@@ -56,7 +53,141 @@ from penstock.testing.faulty_storage import KillMoment
 from penstock.wording import counted
 
 POLL_S = 0.2
-PIPE_GRACE_S = 10.0
+
+
+# ── what a person sees: a live panel on a terminal, plain lines anywhere else ──────────────────────
+
+BAR_COLUMNS = 40
+PLAIN_EVERY_S = 2.0
+REFRESH_PER_S = 8
+
+
+@dataclass
+class Scene:
+    """The values that the panel shows."""
+
+    doing: str = "writing page views"
+    written: int = 0
+    read: int = 0
+    visible: int = 0
+    batch: int = -1
+    checkpoint: int = -1
+    run: int = 0
+    kills: int = 0
+
+
+class DemoDisplay:
+    """Follows a demonstration. Notes stay on the screen; the panel below them moves."""
+
+    def __init__(self, settings: DemoSettings, console: Console) -> None:
+        self._settings = settings
+        self._console = console
+        self._watch = Stopwatch()
+        self._scene = Scene()
+        self._plain_shown = (0.0, "")
+        self._live = Live(get_renderable=self._panel, console=console, refresh_per_second=REFRESH_PER_S)
+
+    def watching(self) -> AbstractContextManager[object]:
+        """Show the panel as long as this context lasts."""
+        return self._live if self._console.is_terminal else nullcontext()
+
+    def note(self, text: str, style: str = "") -> None:
+        """Print a line that stays on the screen."""
+        stamp = (f"{self._watch.seconds:6.1f} s  ", "dim")
+        self._console.print(Text.assemble(stamp, (text, style)), soft_wrap=True)
+
+    # ── what happens ───────────────────────────────────────────────────────────────────────────
+
+    def written(self, events: int) -> None:
+        """More page views are in the log."""
+        self._scene.written = events
+        if events == self._settings.events:
+            self.note(f"{events:,} page views written, {counted(self._settings.partitions, 'partition')}")
+
+    def driver_starts(self, number: int) -> None:
+        """A driver process begins; Spark takes a few seconds."""
+        self._scene.doing = "starting Spark" if number == 0 else "starting Spark again"
+        self._scene.batch = -1
+        if not self._console.is_terminal:
+            self.note(self._scene.doing)
+
+    def driver_started(self, message: Started, where: str) -> None:
+        """Show that the job runs, and from where it resumed."""
+        self._scene.doing = "counting"
+        self._scene.run, self._scene.read = message.run, message.read
+        self._scene.checkpoint = message.restored_from
+        self.note(f"run {message.run} {where}", style="green" if message.run > 1 else "")
+
+    def moved(self, message: Moved) -> None:
+        """A batch or a checkpoint was finished."""
+        self._scene.batch, self._scene.checkpoint, self._scene.read = (
+            message.batch,
+            message.checkpoint,
+            message.read,
+        )
+
+    def visible(self, events: int | None) -> None:
+        """What a reader of SQLite sees now."""
+        if events is not None:
+            self._scene.visible = events
+        self._print_plain()
+
+    def driver_killed(self, what: str, kills: int) -> None:
+        """Show that the driver was killed as planned."""
+        self._scene.kills, self._scene.doing = kills, "killed"
+        self.note(what, style="bold red")
+
+    def finished(self) -> None:
+        """Show that the job has finished."""
+        self._scene.doing = "done"
+        self.note(f"finished after {counted(self._scene.kills, 'kill')}")
+
+    # ── how it looks ───────────────────────────────────────────────────────────────────────────
+
+    def _panel(self) -> RenderableType:
+        scene, total = self._scene, self._settings.events
+        bars = Table.grid(padding=(0, 2))
+        bars.add_column(style="bold")
+        bars.add_column(width=BAR_COLUMNS)
+        bars.add_column(justify="right")
+        for name, value in (("in", scene.written), ("read", scene.read), ("counted", scene.visible)):
+            share = f"{value:>{len(f'{total:,}')},} of {total:,}"
+            bars.add_row(name, ProgressBar(total=total, completed=value, width=BAR_COLUMNS), share)
+        return Padding(Group(bars, self._facts()), (1, 0, 0, 1))
+
+    def _facts(self) -> Text:
+        scene = self._scene
+        facts = [
+            ("run", str(scene.run or "-")),
+            ("batch", _number(scene.batch)),
+            ("last checkpoint", _number(scene.checkpoint)),
+            ("kills", f"{scene.kills} of {self._settings.kills}"),
+        ]
+        line = Text(f"{scene.doing}  ", style="cyan")
+        for name, value in facts:
+            line.append(f"  {name} ", style="dim")
+            line.append(value, style="bold")
+        return line.append(f"   {self._watch.seconds:.0f} s", style="dim")
+
+    def _print_plain(self) -> None:
+        """Without a terminal: a line now and then, when something has changed."""
+        scene = self._scene
+        line = (
+            f"read {scene.read:,}, counted {scene.visible:,} of {self._settings.events:,}; run {scene.run}, "
+            f"batch {_number(scene.batch)}, last checkpoint {_number(scene.checkpoint)}, kills {scene.kills}"
+        )
+        shown_at, shown = self._plain_shown
+        due = self._watch.seconds - shown_at >= PLAIN_EVERY_S and line != shown and scene.batch >= 0
+        if due and not self._console.is_terminal:
+            self._plain_shown = (self._watch.seconds, line)
+            self.note(line)
+
+
+def _number(value: int) -> str:
+    return str(value) if value >= 0 else "-"
+
+
+# ── the drivers ────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
@@ -87,8 +218,8 @@ class Kill:
         return text
 
 
-class DemoSupervisor:
-    """Keeps one driver running until the job is finished."""
+class DemoDrivers:
+    """The drivers of the demonstration, one after the other, under a supervisor."""
 
     def __init__(self, settings: DemoSettings, display: DemoDisplay) -> None:
         self._settings = settings
@@ -96,60 +227,36 @@ class DemoSupervisor:
         self.kills: list[Kill] = []
 
     def run(self) -> None:
-        """Return when the job is finished; raises `JobFailedError` when a driver ends in a way that was not planned."""
-        number = 0
-        while not self._run_driver(number):
-            number += 1
-
-    def _run_driver(self, number: int) -> bool:
-        """Run one driver to its end; true when it finished the job, false when it died as planned."""
-        log_path = self._settings.root / f"driver-{number + 1}.log"
-        with log_path.open("wb") as log:
-            driver = self._start(number, log)
-            try:
-                ending = self._watch(driver)
-            finally:
-                _end_group(driver)
-        match ending:
-            case Finished():
-                return True
-            case Killed() if driver.returncode == -signal.SIGKILL:
-                return False
-        raise _unplanned(driver.returncode, ending, log_path)
-
-    def _start(self, number: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start a driver at the head of a process group, so that its JVM can be ended with it."""
-        self._display.driver_starts(number)
-        settings = msgspec.json.encode(self._settings).decode()
-        source_root = str(Path(penstock.__file__).parents[1])
-        path = os.pathsep.join(filter(None, [source_root, os.environ.get("PYTHONPATH", "")]))
-        return subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-P", "-m", "penstock.demo.worker", settings, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-
-    def _watch(self, driver: subprocess.Popen[bytes]) -> Ending | None:
-        """Follow a driver until it is gone; returns its last message about the end."""
-        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        listener = threading.Thread(target=_listen, args=(driver, messages), daemon=True)
-        listener.start()
+        """Return when the job is finished; raises `JobFailedError` when it ends in another way."""
+        log_path = self._settings.root / "driver.log"
         ending: Ending | None = None
-        while driver.poll() is None or not messages.empty():
-            with contextlib.suppress(queue.Empty):
-                ending = self._take(messages.get(timeout=POLL_S)) or ending
-            self._display.visible(self._visible())
-        _end_group(driver)  # what is left of it holds the pipe open
-        listener.join(PIPE_GRACE_S)
-        while not messages.empty():
-            ending = self._take(messages.get()) or ending
-        return ending
+        self._display.driver_starts(0)
+        with log_path.open("wb") as log, self._start(log) as supervisor:
+            for line in supervisor.lines(POLL_S):
+                ending = self._take(line or b"") or ending
+                self._display.visible(self._visible())
+            status = supervisor.wait()
+        if status or not isinstance(ending, Finished):
+            why = ending.error if isinstance(ending, DriverFailed) else f"the driver ended with code {status}"
+            raise JobFailedError(f"the demonstration failed: {why}; more in {log_path}", returncode=status)
 
-    def _take(self, message: Message) -> Ending | None:
-        """Show it; returns it if it is about the end. A driver may still say how far it is when one of its threads is about to kill it."""
+    def _start(self, log: IO[bytes]) -> ChildProcess:
+        """Start the supervisor at the head of a process group, which its drivers end with themselves if this process dies."""
+        kills = self._settings.kills
+        restart = f"fixed-delay:attempts={kills},delay=10ms" if kills else "none"
+        supervisor = ["-m", "penstock", "keep-alive", "--restart", restart, "--"]
+        python = [sys.executable, "-P"]
+        return ChildProcess([*python, *supervisor, *python, *self._driver()], log=log, start_new_session=True)
+
+    def _driver(self) -> list[str]:
+        return ["-m", "penstock.demo.worker", msgspec.json.encode(self._settings).decode()]
+
+    def _take(self, line: bytes) -> Ending | None:
+        """Show what a driver says; returns it if it is about the end.
+
+        A driver may still say how far it is when one of its threads is about to kill it.
+        """
+        message = read_message(line)
         match message:
             case Started():
                 self._display.driver_started(message, self._came_back(message.restored_from))
@@ -158,8 +265,7 @@ class DemoSupervisor:
             case Killed():
                 self.kills.append(Kill(message.moment, message.checkpoint, self._settings.mode))
                 self._display.driver_killed(str(self.kills[-1]), len(self.kills))
-            case Finished() | DriverFailed():
-                pass
+                self._display.driver_starts(len(self.kills))
         return message if isinstance(message, Ending) else None
 
     def _came_back(self, restored_from: int) -> str:
@@ -180,80 +286,6 @@ class DemoSupervisor:
         return None
 
 
-def _listen(driver: subprocess.Popen[bytes], messages: queue.SimpleQueue[Message]) -> None:
-    assert driver.stdout is not None
-    for line in driver.stdout:
-        message = read_message(line)
-        if message is not None:
-            messages.put(message)
-
-
-def _end_group(driver: subprocess.Popen[bytes]) -> None:
-    """End whatever is left of a driver. A JVM notices the death of its Python by itself, but not at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    if driver.stdin is not None:
-        driver.stdin.close()
-
-
-def _unplanned(returncode: int, ending: Ending | None, log: Path) -> JobFailedError:
-    why = ending.error if isinstance(ending, DriverFailed) else f"the driver ended with code {returncode}"
-    return JobFailedError(f"the demonstration failed: {why}; more in {log}", returncode=returncode)
-
-
-SCHEMA = "app string, page string, user long, event long"
-_PIECE_ROWS = 65_536
-_PAGES = 200
-_USERS = 50_000
-_SEED = 20_240_229
-
-
-def write_events(
-    settings: DemoSettings, on_progress: Callable[[int], None] = lambda _: None
-) -> PartitionedLog:
-    """Write all page views; `event` numbers them from 0, so that a single one that is lost or doubled shows."""
-    log = PartitionedLog(settings.log_path, SCHEMA, settings.partitions)
-    rng = np.random.default_rng(_SEED)
-    written = 0
-    for piece in range(-(-settings.events // _PIECE_ROWS)):
-        rows = min(_PIECE_ROWS, settings.events - written)
-        for partition, part in enumerate(
-            np.array_split(np.arange(written, written + rows), settings.partitions)
-        ):
-            if len(part):
-                log.append(
-                    (partition + piece) % settings.partitions,
-                    _page_views(part, settings.apps, rng),
-                    sync=False,
-                )
-        written += rows
-        on_progress(written)
-    log.end_offsets()  # from here on every row is on disk
-    return log
-
-
-def _page_views(events: np.ndarray, apps: int, rng: np.random.Generator) -> pa.Table:
-    """A few apps get most of the views, as in life."""
-    weights = 1 / np.arange(1, apps + 1)
-    app = rng.choice(apps, size=len(events), p=weights / weights.sum())
-    page = rng.integers(_PAGES, size=len(events))
-    return pa.table(
-        {
-            "app": _named("app-", app, apps),
-            "page": _named("/page/", page, _PAGES),
-            "user": pa.array(rng.integers(_USERS, size=len(events))),
-            "event": pa.array(events),
-        }
-    )
-
-
-def _named(prefix: str, numbers: np.ndarray, count: int) -> pa.Array:
-    width = len(str(count - 1))
-    names = pa.array([f"{prefix}{number:0{width}d}" for number in range(count)])
-    return names.take(pa.array(numbers))
-
-
 def run_demo(settings: DemoSettings, console: Console) -> bool:
     """Run it and print the verdict as the last line; true when the mode's promise was kept."""
     checked(settings)
@@ -265,12 +297,12 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     )
     console.print(f"everything is in {settings.folder}", style="dim", soft_wrap=True)
     display = DemoDisplay(settings, console)
-    supervisor = DemoSupervisor(settings, display)
+    drivers = DemoDrivers(settings, display)
     with display.watching():
         log = write_events(settings, display.written)
-        supervisor.run()
+        drivers.run()
         display.finished()
-    return _judge(settings, console, log, [str(kill) for kill in supervisor.kills])
+    return _judge(settings, console, log, [str(kill) for kill in drivers.kills])
 
 
 def _judge(settings: DemoSettings, console: Console, log: PartitionedLog, kills: list[str]) -> bool:

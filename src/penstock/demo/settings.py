@@ -1,4 +1,4 @@
-"""What a demonstration is made of: its size, its folder, and when the driver is killed. Supervisor and driver."""
+"""What a demonstration is made of: its size, its folder, and when the driver is killed. Process of the command line, and driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MARK = "this-is-a-penstock-demo"
 
 
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the driver and the supervisor must agree on."""
+    """Everything that `penstock demo` and its drivers must agree on."""
 
     folder: str
     mode: Mode = Mode.EXACTLY_ONCE
@@ -62,6 +62,20 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     def rows_per_batch(self) -> int:
         """How many events a batch takes."""
         return -(-self.events // self.batches)
+
+    @property
+    def kills_so_far(self) -> int:
+        """How many drivers have been killed."""
+        return len(self._kills_path.read_bytes()) if self._kills_path.exists() else 0
+
+    def note_kill(self) -> None:
+        """Record that a driver is about to be killed."""
+        with self._kills_path.open("ab") as kills:
+            kills.write(b".")
+
+    @property
+    def _kills_path(self) -> Path:
+        return self.root / "kills"
 
     def kill_point(self, number: int) -> KillPoint | None:
         """When the driver that is started as the `number`-th (from 0) dies; None for one that may live."""

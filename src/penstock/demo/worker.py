@@ -1,4 +1,4 @@
-"""The driver of the demonstration, in a process of its own: `python -m penstock.demo.worker SETTINGS NUMBER`. Driver.
+"""The driver of the demonstration, in a process of its own: `python -m penstock.demo.worker SETTINGS`. Driver.
 
 `build_job` is the job as a user would write it. Two outputs show two things. SQLite has a row per app that is replaced by the newest count:
 it shows the state. Parquet gets the counts of each batch appended: it shows what was delivered, and its sum reveals a batch that was
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock import sinks
+from penstock.child_process import report
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing, Mode
 from penstock.demo.settings import (
@@ -29,12 +30,12 @@ from penstock.demo.settings import (
     DriverFailed,
     Finished,
     Killed,
-    Message,
     Moved,
     Started,
 )
+from penstock.errors import EXIT_FAILED_FOR_GOOD
 from penstock.graph import Output
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import RunId, SparkBatch
 from penstock.job import Job
 from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.restart import fixed_delay
@@ -91,28 +92,29 @@ def main() -> None:
     settings = msgspec.json.decode(sys.argv[1], type=DemoSettings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    threading.Thread(target=_die_with_supervisor, daemon=True).start()
+    threading.Thread(target=_die_with_command, daemon=True).start()
     try:
-        _work(settings, settings.kill_point(int(sys.argv[2])))
+        _work(settings)
     except Exception as error:
         logging.getLogger(__name__).exception("the job failed")
-        _say(DriverFailed(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
-    _say(Finished())
+        report(DriverFailed(f"{type(error).__name__}: {error}"))
+        sys.exit(EXIT_FAILED_FOR_GOOD)
+    report(Finished())
 
 
-def _work(settings: DemoSettings, point: KillPoint | None) -> None:
+def _work(settings: DemoSettings) -> None:
     from penstock.spark.local_session import local_session
 
     inner = LocalStorage(settings.storage_path / JOB)
-    last_words = _LastWords(settings.mode, point)
+    point = settings.kill_point(settings.kills_so_far)
+    last_words = _LastWords(settings, point)
     storage: Storage = KillingStorage(inner, point, last_words=last_words) if point else inner
     spark = local_session("penstock-demo", cores=2, config=QUICK_JVM)
     job = build_job(settings, spark, storage)
     last_words.outputs = job.graph.outputs
     last_words.owner = check_job_record(inner, JobRecord(JOB, job.max_parallelism)).owner
     handle = job.start(available_now=True)
-    _say(
+    report(
         Started(
             handle.progress.run, handle.progress.restored_from, _read_up_to(inner, handle.progress.run, None)
         )
@@ -123,7 +125,7 @@ def _work(settings: DemoSettings, point: KillPoint | None) -> None:
         done = handle.wait(POLL_S)
         progress = handle.progress
         if progress.batch >= 0:
-            told = _say_if_new(
+            told = _report_if_new(
                 Moved(progress.batch, progress.checkpoint, _read_up_to(inner, progress.run, progress.batch)),
                 told,
             )
@@ -134,16 +136,17 @@ def _work(settings: DemoSettings, point: KillPoint | None) -> None:
 class _LastWords:
     """What happens right before the kill."""
 
-    mode: Mode
+    settings: DemoSettings
     point: KillPoint | None
     outputs: Iterable[Output] = ()
     owner: str = ""
 
     def __call__(self, checkpoint: int) -> None:
-        if self.mode is Mode.AT_LEAST_ONCE:
+        if self.settings.mode is Mode.AT_LEAST_ONCE:
             self._wait_until_written(checkpoint)
         if self.point is not None:
-            _say(Killed(self.point.moment, checkpoint))
+            self.settings.note_kill()
+            report(Killed(self.point.moment, checkpoint))
 
     def _wait_until_written(self, checkpoint: int) -> None:
         """At least once writes results without waiting for the checkpoint: die when they are out, so that the effect shows."""
@@ -168,25 +171,19 @@ def _read_up_to(storage: Storage, run: int, batch: int | None) -> int:
         entries = [name.rpartition("/")[2] for name in storage.names(f"{log.folder}/offsets")]
         batch = max((int(name) for name in entries if name.isdigit()), default=-1)
     with contextlib.suppress(FileNotFoundError):
-        positions = progress_log.positions(log.entry(CheckpointId(batch)))
+        positions = progress_log.positions(log.entry(SparkBatch(batch)))
         return sum(sum(position.values()) for position in positions if isinstance(position, dict))
     return 0
 
 
-def _say_if_new(message: Moved, told: Moved | None) -> Moved:
+def _report_if_new(message: Moved, told: Moved | None) -> Moved:
     if message != told:
-        _say(message)
+        report(message)
     return message
 
 
-def _say(message: Message) -> None:
-    os.write(
-        sys.stdout.fileno(), msgspec.json.encode(message) + b"\n"
-    )  # one call: the next thing may be SIGKILL
-
-
-def _die_with_supervisor() -> None:
-    """Standard input ends when the supervisor does, however it dies: then nobody is left to end this process and its JVM."""
+def _die_with_command() -> None:
+    """Standard input ends when `penstock demo` does, however it dies. Then end this process, its JVM and its supervisor."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -14,10 +14,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, PenstockError, UserCodeError
-from penstock.operators.rows import Row, Rows
-from penstock.operators.state.declarations import StateAssignedError
-from penstock.places import place_in_user_code, without_secrets
-from penstock.wording import storable
+from penstock.operators.state.cells import StateAssignedError
+from penstock.operators.values.rows import Row, Rows
+from penstock.places import place_in_user_code, safe_text
 
 LETTER = pa.schema(
     [
@@ -117,7 +116,7 @@ def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
 
 def _shown(reason: str) -> str:
     """Secrets are masked before the text is cut, because half an address is not recognised."""
-    text = without_secrets(storable(reason))
+    text = safe_text(reason)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 

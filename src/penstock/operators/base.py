@@ -19,12 +19,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.config import OnBadRecord
+from penstock.errors import InternalError
 from penstock.operators.bad_records import BadRows
 from penstock.operators.event_time import ANY_TIME, LateRows, OperatorClock, TimeColumn, TimeLimits
 from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.outputs import Outputs, SideOutput, Tags
-from penstock.operators.row_order import Order
+from penstock.operators.values.row_order import Order
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
@@ -169,6 +170,10 @@ class Operator(Node):
         """The object of the user's that is pickled into its tasks."""
         return None
 
+    def code_spec(self, columns: pa.Schema, key: pa.Schema, time: TimeColumn | None) -> Spec:  # noqa: ARG002
+        """The spec of its own code, typed against the columns of its stream; `time` is its event time, where rows can be late for it."""
+        raise InternalError(f"operator {self.uid!r} has no own code that its columns alone describe")
+
     def side_outputs(self) -> Mapping[str, SideOutput]:
         """Its declared side outputs, by name."""
         return {}
@@ -193,10 +198,8 @@ class Operator(Node):
         """Times of results are believed."""
         return ANY_TIME
 
-    @property
-    def are_results(self) -> bool:
-        """The rows of an operator are results."""
-        return True
+    are_results = True
+    """The rows of an operator are results."""
 
     def revising(self) -> Operator | None:
         """The operator itself, where an option makes it give several results for one thing."""

@@ -6,7 +6,7 @@ The loops themselves are in `process` (key by key, in columns, without a key) an
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.encoding import to_array
 from penstock.operators.grouping import PieceLimits
 from penstock.operators.outputs import SideRows
-from penstock.operators.python_values import python_values
-from penstock.operators.rows import Row
+from penstock.operators.values.encoding import to_array
+from penstock.operators.values.python_values import python_values
+from penstock.operators.values.rows import Row
 from penstock.places import place_of_function
 from penstock.state.sizes import in_batches
 from penstock.wording import counted
@@ -91,6 +91,23 @@ def to_table(chunk: list[Any], output: pa.Schema, prefix: str) -> pa.Table:
         to_array(list(map(itemgetter(index), plain)), field, prefix) for index, field in enumerate(output)
     ]
     return pa.Table.from_arrays(columns, schema=output)
+
+
+Blamed = tuple[str, list[Any], Callable[[BadRecordError], BadRecordError]]
+"""One of several calls: its name, its results, and how an error about them says whose they are."""
+
+
+def encode_calls(results: list[Any], output: pa.Schema, operator: str, calls: Iterable[Blamed]) -> pa.Table:
+    """The results of many calls as columns. Only where one does not fit are the calls looked at, for the error to say which gave it."""
+    try:
+        return to_table(results, output, yielded(operator))
+    except BadRecordError:
+        for call, own, blamed in calls:
+            try:
+                to_table(own, output, yielded(operator, call))
+            except BadRecordError as error:
+                raise blamed(error) from None
+        raise
 
 
 def _as_tuple(result: Any, output: pa.Schema, prefix: str) -> Any:

@@ -40,15 +40,6 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows of the table in one batch, always copied: a part of a table would keep the whole table in memory."""
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
-
-
 def rows_at(table: pa.Table, at: npt.NDArray[np.int64], schema: pa.Schema) -> pa.RecordBatch:
     """The rows at these positions, with the types of the schema. Cut the positions first, so that the rows fit."""
     if not len(at) or not len(schema):

@@ -22,8 +22,8 @@ from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, in_r
 from penstock.operators.grouping import PieceLimits, group_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.row_order import Numbers
 from penstock.operators.state.table_rows import stored_rows
+from penstock.operators.values.row_order import Numbers
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch
@@ -35,7 +35,7 @@ PASSED = "passed"
 KEYS_AT_ONCE = 1 << 18
 PIECE_ROWS = 1 << 20
 ROUNDS = 64
-"""In a round, the first remaining row of each value passes. Rows that remain after so many rounds are judged one by one."""
+"""In a round, the first remaining row of each value passes. Rows that remain after this number of rounds are judged one by one."""
 _TIME = pa.field("__penstock_time", pa.int64())
 _ROW = "__penstock_row"
 
@@ -49,6 +49,7 @@ class Dedupe(Operator):
     """The column that the user named; None for that of the stream."""
 
     late_inputs: ClassVar[tuple[str, ...]] = (LEFT,)
+    judges_by_time = True
 
     @classmethod
     def checked(
@@ -75,11 +76,6 @@ class Dedupe(Operator):
     def describe(self) -> str:
         """How far apart rows have to be, to pass both."""
         return f"dedupe within {exactly(self.within_us)}"
-
-    @property
-    def judges_by_time(self) -> bool:
-        """Rows before the watermark are late."""
-        return True
 
     def needs_event_time(self) -> EventTimeNeed | None:
         """Event time decides how long values are remembered."""

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.operators.columns import as_batch
-from penstock.operators.row_order import Numbers
+from penstock.operators.values.row_order import Numbers
 from penstock.state.keys import Flags
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.state.sizes import PART_BYTES, in_batches
@@ -148,9 +148,8 @@ def _numbers(column: pa.ChunkedArray, earlier_us: int) -> tuple[Times, Flags]:
 
 
 def _absurd(rows: pa.Table, column: str, operator: str) -> BadRecordError:
-    first = (
-        rows.column(column)[0].cast(pa.string()).as_py()
-    )  # also of a time that Python's calendar does not reach
+    # also of a time that Python's calendar does not reach
+    first = rows.column(column)[0].cast(pa.string()).as_py()
     what = "no event time" if first is None else f"the event time {first}, which is absurd"
     return BadRecordError(
         f"operator {operator}: {counted(rows.num_rows, 'row has', 'rows have')} no event time that makes sense in column {column!r}; the "
@@ -218,7 +217,7 @@ class Ranges:
         return self.stop - self.start
 
     def pairs(self, at_most: int) -> Iterator[tuple[Numbers, Numbers]]:
-        """Pairs of the row that asks and the row that it found, about so many at a time, unless one row found more."""
+        """Pairs of the row that asks and the row that it found, in parts of about this size, unless one row found more."""
         asking = np.flatnonzero(self.counts)
         counts = self.counts[asking]
         ends = np.cumsum(counts)
@@ -232,7 +231,7 @@ class Ranges:
             first, done = end, int(ends[end - 1])
 
     def found(self, rows: int) -> npt.NDArray[np.bool_]:
-        """Which of so many rows were found at least once."""
+        """Which of the rows were found at least once."""
         begun = np.bincount(self.start, minlength=rows + 1) - np.bincount(self.stop, minlength=rows + 1)
         return np.cumsum(begun)[:rows] > 0
 

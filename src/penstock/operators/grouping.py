@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
 from penstock.operators.columns import narrowed, one_chunk, widened
-from penstock.operators.rows import Rows, RowTable
+from penstock.operators.values.rows import Rows, RowTable
 from penstock.state.backends.base import OpenState
 from penstock.state.backends.sorted_lookup import no_columns
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch, SortKeys, key_groups, owners, rows_equal
@@ -229,7 +229,7 @@ def stable_order(sort_keys: SortKeys) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class PieceLimits:
-    """A piece has at most so many bytes of rows, so many bytes of state, and so many rows and keys."""
+    """The limits of a piece: bytes of rows, bytes of state, rows and keys."""
 
     bytes: int
     rows: int = 1 << 40

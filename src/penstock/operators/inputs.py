@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.operators.event_time import TimeColumn
-from penstock.operators.row_order import Order
+from penstock.operators.values.row_order import Order
 from penstock.state.keys import SORT_KEY
 from penstock.wording import with_article
 

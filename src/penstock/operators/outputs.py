@@ -147,7 +147,7 @@ class SideRows:
         rows.append(copy_emitted(given))
 
     def holds(self, rows: int) -> bool:
-        """Whether some side output has so many rows that are not encoded."""
+        """Whether some side output has at least this number of rows that are not encoded."""
         return any(len(given) >= rows for given in self._given.values())
 
     def withdrawn(self) -> dict[str, list[Any]]:

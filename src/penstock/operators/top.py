@@ -17,9 +17,9 @@ from penstock.operators.base import Node, Operator, Spec, Task, TaskContext
 from penstock.operators.grouping import Grouped, PieceLimits, group_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.table_rows import PieceRows
 from penstock.operators.top_rows import PLACE, ArrivedRows, Ranked, update_top, update_top_of_values
+from penstock.operators.values.row_order import Order, OrderBy, parse_orders
 from penstock.operators.views import StoredTable, TableView, plain
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.sizes import in_batches

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.columns import as_batch, one_batch
+from penstock.operators.columns import as_batch
 from penstock.operators.grouping import Grouped
-from penstock.operators.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.operators.state.table_rows import (
     KEY_INDEX,
     PieceRows,
@@ -29,9 +28,10 @@ from penstock.operators.state.table_rows import (
     how_many_before,
     last_of_each,
 )
+from penstock.operators.values.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.state.handle import GENERATION_SHIFT
 from penstock.state.keys import Flags, rows_equal
-from penstock.state.sizes import in_batches
+from penstock.state.sizes import in_batches, one_batch
 
 if TYPE_CHECKING:
     from penstock.operators.top import TopSpec

@@ -17,8 +17,8 @@ from typing_extensions import override
 from penstock.operators.aggregate.columns import AggregateColumn
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.grouping import equal_rows
-from penstock.operators.python_values import as_moments
 from penstock.operators.state.timers import MOMENTS
+from penstock.operators.values.python_values import as_moments
 from penstock.state.backends.base import TableLayout
 from penstock.state.keys import SORT_KEY
 
@@ -78,15 +78,12 @@ class Plain(Shown):
 
 @dataclass(frozen=True)
 class TimestampColumn(Shown):
-    """A stored number of microseconds as a moment, moved by so many."""
+    """A stored number of microseconds as a moment, shifted by `by`."""
 
     column: str
     moved_us: int = 0
 
-    @property
-    @override
-    def type(self) -> pa.DataType:
-        return MOMENTS
+    type = MOMENTS
 
     @override
     def of(self, rows: pa.RecordBatch) -> pa.Array:
@@ -99,15 +96,12 @@ class Result(Shown):
 
     spec: AggregateColumn
 
+    is_named_by_user = True
+
     @property
     @override
     def type(self) -> pa.DataType:
         return self.spec.output
-
-    @property
-    @override
-    def is_named_by_user(self) -> bool:
-        return True
 
     @property
     @override

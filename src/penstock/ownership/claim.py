@@ -352,9 +352,8 @@ def is_gone(pid: int, started: str) -> bool:
     start = process_start(pid)
     if start == started:
         return False
-    if (
-        start or Path(f"/proc/{pid}").exists()
-    ):  # another process with that pid, or one that waits to be reaped
+    # another process with that pid, or one that waits to be reaped
+    if start or Path(f"/proc/{pid}").exists():
         return True
     try:
         os.kill(pid, 0)

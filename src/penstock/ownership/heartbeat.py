@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
-from penstock import start_options
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import RunningAlreadyError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -18,6 +17,7 @@ from penstock.log_fields import in_context
 from penstock.ownership.claim import Claim, RunRecord, is_gone, newest_run, pid_space, read_run
 from penstock.ownership.records import read_record
 from penstock.storage import Storage
+from penstock.wording import start_option
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     at: float
     ended: bool = False
     completed: int = NO_CHECKPOINT
-    """The newest checkpoint that the run knew to exist: nobody needs to guess whether one was deleted."""
+    """The newest checkpoint that the run knew to exist: it shows whether one was deleted."""
 
 
 _HEARTBEATS = msgspec.json.Decoder(Heartbeat)
@@ -100,7 +100,7 @@ def refuse_if_running(storage: Storage, now: float, own: str = "", clock: Clock 
     if (not own or record.claimant != own) and _is_running(storage, record, now, clock):
         raise RunningAlreadyError(
             f"the job in {storage.uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
-            f"stop it first, or start with {start_options.takeover()} to fence it off",
+            f"stop it first, or start with {start_option(takeover=True)} to fence it off",
             run=record.run,
             pid=record.pid,
             host=record.host,

@@ -168,11 +168,9 @@ class Holding:
 
 
 @contextmanager
-def holding(
-    storage: Storage, why: str, *, token: str | None = None, clock: Clock = SYSTEM_CLOCK
-) -> Iterator[Holding]:
+def holding(storage: Storage, why: str, *, clock: Clock = SYSTEM_CLOCK) -> Iterator[Holding]:
     """Hold until the end of the block, however long that takes. Checkpoints must be listed inside; say which one is read with `only`."""
-    held = Holding(storage, why, token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS), clock)
+    held = Holding(storage, why, SYSTEM_RANDOMNESS.token(TOKEN_DIGITS), clock)
     ended = threading.Event()
 
     def renew() -> None:

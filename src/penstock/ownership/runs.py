@@ -29,8 +29,8 @@ from penstock.ownership.claim import (
 )
 from penstock.ownership.heartbeat import HEARTBEAT_S, Heartbeat, Pulse, beat, last_beat, seems_alive
 from penstock.ownership.records import read_record, records
+from penstock.places import safe_text
 from penstock.storage import Storage
-from penstock.wording import storable
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def read_end(storage: Storage, run: RunId) -> RunEnd | None:
 
 
 def _cut(said: str) -> str:
-    text = storable(said)
+    text = safe_text(said)
     return text if len(text) <= LONGEST_WHY else f"{text[: LONGEST_WHY - 4]} ..."
 
 
@@ -236,7 +236,7 @@ class EarlierAttempts:
     have_claimed: bool = False
     """Whether one of them had the job: then its current owner is not disturbed."""
     are_long: bool = False
-    """There were so many runs that the records of the first are gone."""
+    """Whether the records of the first runs are gone because later runs replaced them."""
 
     def have_restored(self, checkpoint: int) -> bool:
         """Whether one has gone back to it. Where that is not known any more it counts as done: nothing is thrown away by mistake."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.metadata import name_of
+from penstock.checkpoint.model import Barrier
 from penstock.errors import InternalError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.ownership.claim import Claimant, claim, record_descent
@@ -72,9 +72,8 @@ def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId
     mine = claim(storage, now, claimant)
     record_descent(mine, NO_CHECKPOINT, completed_by=0)
     listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/", "begun/"))]
-    record_started(
-        storage, StartedBatch(mine.run, Barrier())
-    )  # for a run that takes over meanwhile: nothing was started
+    # for a run that takes over meanwhile: nothing was started
+    record_started(storage, StartedBatch(mine.run, Barrier()))
     mine.check()
     storage.delete(listed)
     beat(storage, mine.run, now, ended=True)

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock import start_options
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import (
     CheckpointName,
     committed_checkpoints,
@@ -22,6 +20,7 @@ from penstock.checkpoint.metadata import (
     name_of,
     read_metadata,
 )
+from penstock.checkpoint.model import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError, PenstockError
@@ -32,7 +31,7 @@ from penstock.ownership.heartbeat import last_completed
 from penstock.ownership.holds import ANY, holding
 from penstock.recovery.started_batches import StartedBatch, last_started
 from penstock.storage import Storage
-from penstock.wording import counted
+from penstock.wording import counted, start_option
 
 _log = logging.getLogger(__name__)
 
@@ -113,9 +112,8 @@ def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
     """The checkpoints in the line of descent. Raises `IncompatibleStateError` for metadata of another format."""
     history = History()
     found = _read_all(storage, descents, history)
-    files = set(
-        storage.names("state")
-    )  # after the checkpoints: a file is there before the checkpoint that names it
+    # after the checkpoints: a file is there before the checkpoint that names it
+    files = set(storage.names("state"))
     subsumed_before = max((one.oldest_retained for one in found), default=NO_CHECKPOINT)
     for completed in found:
         missing = sorted(completed.files - files)
@@ -210,7 +208,7 @@ def choose(
         raise CorruptStateError(
             f"the newest checkpoint cannot be restored: {wrong}. Nothing was changed. Checkpoint {history.newest} is whole, but what came "
             "after it may have been committed and would be written again, so the job does not go back to it by itself. Bring the "
-            f"files back from a copy, or start with {start_options.restore(history.newest)} to accept that",
+            f"files back from a copy, or start with {start_option(restore=history.newest)} to accept that",
             whole=history.newest,
         )
     _log.warning(

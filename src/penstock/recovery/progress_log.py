@@ -17,10 +17,10 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 import xxhash
 
-from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.checkpoint.model import Barrier, SourceFile
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, UnavailableError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import CheckpointId, RunId, SparkBatch
 from penstock.ownership.claim import ancestors, read_descents
 from penstock.storage import Storage
 
@@ -168,11 +168,11 @@ class ProgressLog:
         """The files that the sources of the query write for themselves."""
         return SourceLog(self.storage, f"{self.folder}/sources", self.run)
 
-    def entry(self, batch: CheckpointId) -> str:
+    def entry(self, batch: SparkBatch) -> str:
         """Spark's record of where a batch ends, verbatim."""
         return self.storage.get(f"{self.folder}/offsets/{batch}").decode()
 
-    def fill(self, last: CheckpointId, entry: str) -> None:
+    def fill(self, last: SparkBatch, entry: str) -> None:
         """Write the log so that Spark takes `last` for its last batch, and for completed.
 
         Spark also reads the entry before the last: it must exist, and a position in it holds for a source that has none in the last.
@@ -190,12 +190,13 @@ class ProgressLog:
 
     def who_decides(self) -> dict[str, list[int]]:
         """The sources that `say_who_decides` recorded; none if the run ended before."""
+        # a crash of the machine can leave it empty, as it can what sources note
         try:
             return decoded(_UNDECIDED_SOURCES, self.storage.get(f"{self.folder}/{_UNDECIDED}"))
         except (
             FileNotFoundError,
             msgspec.DecodeError,
-        ):  # a crash of the machine can leave it empty, as it can what sources note
+        ):
             return {}
 
     def _put(self, name: str, text: str) -> None:
@@ -228,7 +229,7 @@ def fill_progress_log(
     undecided = undecided or {}
     sources.bring_back(barrier.source_log)
     if last_read >= 0:
-        log.fill(last_read, barrier.progress_log)
+        log.fill(SparkBatch(last_read), barrier.progress_log)
     if undecided:
         earlier, left = _left_by(log, sources)
         decided = _Decided(log, anew)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import builtins
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from typing_extensions import override
 
 from penstock.config import Duration, seconds, whole_number
-from penstock.errors import ConfigError, refuses_login
+from penstock.errors import ConfigError, causes_of, refuses_login
 from penstock.ids import Randomness
 from penstock.wording import duration
 
@@ -62,13 +62,10 @@ class FixedDelay(RestartStrategy):
     attempts: int
     pause_s: float
 
+    counts_attempts = True
+
     def __str__(self) -> str:
         return f"fixed_delay(attempts={self.attempts})"
-
-    @property
-    @override
-    def counts_attempts(self) -> bool:
-        return True
 
     @property
     @override
@@ -178,7 +175,7 @@ def exponential_delay(
 ) -> RestartStrategy:
     """Try again after `initial`, then `multiplier` times as long, up to `maximum`; start over after `reset_after` without a failure.
 
-    `attempts`: restart at most so many times in a row.
+    `attempts`: the largest number of restarts in a row.
     """
     if multiplier < 1:
         raise ConfigError(f"restart.multiplier={multiplier!r} is not allowed: it must be at least 1")
@@ -247,7 +244,9 @@ def may_pass(error: BaseException) -> bool:
     """Whether an exception of user code is about the network or the machine, and not about the code."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, _MISTAKES)):
         return True
-    return any(isinstance(one, ConnectionError | TimeoutError) or _of_a_client(one) for one in _chain(error))
+    return any(
+        isinstance(one, ConnectionError | TimeoutError) or _of_a_client(one) for one in causes_of(error)
+    )
 
 
 def may_pass_by_name(name: str) -> bool:
@@ -275,13 +274,3 @@ def place_of(error: BaseException) -> str:
         if frames
         else type(error).__name__
     )
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that led to it."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock import start_options
 from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.metadata import found_checkpoints
 from penstock.checkpoint.sink_lanes import IN_THIS_THREAD, RecoveryCalls
@@ -53,7 +52,7 @@ from penstock.recovery.history import read_stored
 from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan, plan_restore, unknown_end
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
-from penstock.wording import counted
+from penstock.wording import counted, start_option
 
 _log = logging.getLogger(__name__)
 
@@ -235,7 +234,7 @@ def _refuse_if_targets_know_more(plan: RestorePlan, spec: JobSpec, calls: Recove
             continue
         raise IncompatibleStateError(
             f"{text}. Nothing was changed. Bring the newer storage back; or remove from the target what came after checkpoint {checkpoint} "
-            f"and start with {start_options.restore(checkpoint)} to accept that",
+            f"and start with {start_option(restore=checkpoint)} to accept that",
             sink=uid,
             run=run,
             checkpoint=committed,

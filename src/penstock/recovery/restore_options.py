@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock import start_options
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import checked_name
 from penstock.job_spec import Uids
 from penstock.recovery.progress_log import NO_POSITION, position_of
-from penstock.wording import counted, did_you_mean
+from penstock.wording import counted, did_you_mean, start_option
 
 START, LATEST = "start", "latest"
 
@@ -58,22 +57,22 @@ class RestoreOptions:
         for uid in self.drop_sources:
             if uid in now.sources:
                 raise ConfigError(
-                    f"{start_options.drop_sources(uid)}: the job reads it; take it out of the job, or let it begin anew with "
-                    f"{start_options.positions(uid, START)}",
+                    f"{start_option(drop_sources=(uid,))}: the job reads it; take it out of the job, or let it begin anew with "
+                    f"{start_option(positions={uid: START})}",
                     uid=uid,
                 )
         for old, new in self.rename.items():
             if old in every:
-                raise ConfigError(f"{start_options.rename(old, new)}: the job still has {old!r}", uid=old)
+                raise ConfigError(f"{start_option(rename={old: new})}: the job still has {old!r}", uid=old)
             if new not in every:
                 raise ConfigError(
-                    f"{start_options.rename(old, new)}: the job has no {new!r}. {did_you_mean(new, every)}".strip(),
+                    f"{start_option(rename={old: new})}: the job has no {new!r}. {did_you_mean(new, every)}".strip(),
                     uid=new,
                 )
         for uid in self.positions:
             if uid not in now.sources:
                 raise ConfigError(
-                    f"{start_options.positions()} names {uid!r}, which is no source of the job; it reads {', '.join(now.sources)}. "
+                    f"{start_option('positions')} names {uid!r}, which is no source of the job; it reads {', '.join(now.sources)}. "
                     f"{did_you_mean(uid, now.sources)}".strip(),
                     uid=uid,
                 )
@@ -100,10 +99,10 @@ def _checked_rename(value: object) -> dict[str, str]:
     news = list(pairs.values())
     for old, new in pairs.items():
         if news.count(new) > 1:
-            raise ConfigError(f"{start_options.rename()}: two uids would become {new!r}", uid=new)
+            raise ConfigError(f"{start_option('rename')}: two uids would become {new!r}", uid=new)
         if new in pairs:
             raise ConfigError(
-                f"{start_options.rename()}: {new!r} is both an old uid and a new one, so that the same start once more would rename "
+                f"{start_option('rename')}: {new!r} is both an old uid and a new one, so that the same start once more would rename "
                 f"again; give {old!r} a uid that nothing had, or rename in two starts",
                 uid=new,
             )
@@ -132,7 +131,7 @@ def _checked_position(uid: str, value: object) -> object:
         checked = None
     if checked is None or checked == "" or (isinstance(checked, str) and checked not in (START, LATEST)):
         raise ConfigError(
-            f"{start_options.positions(uid, value)} is not allowed: say {START!r}, {LATEST!r}, or a position as a checkpoint shows it, in "
+            f"{start_option(positions={uid: value})} is not allowed: say {START!r}, {LATEST!r}, or a position as a checkpoint shows it, in "
             "JSON",
             uid=uid,
         )
@@ -154,7 +153,7 @@ def choose_position(
     uid: str, asked: object, stored: Sequence[str], streams: int, latest: Latest
 ) -> PositionChoice:
     """What was asked for, as Spark writes it. `stored`: what the checkpoint has, nothing for a source that is new."""
-    option = start_options.positions(uid, asked if isinstance(asked, str) else json.dumps(asked))
+    option = start_option(positions={uid: asked if isinstance(asked, str) else json.dumps(asked)})
     if asked == START:
         said = (
             f"{option}: source {uid!r} forgets its position ({', '.join(stored) or 'it has none'}) and begins where its own options say; "

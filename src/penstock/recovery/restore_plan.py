@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock import start_options
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, PreCommitted
 from penstock.config import Mode
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
@@ -32,7 +31,7 @@ from penstock.recovery.source_match import for_sources, lines_by_source, numbers
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch
 from penstock.recovery.state_plan import PlanMessage, StatePlan, names_to_drop, plan_state
 from penstock.state.lifetimes import in_microseconds
-from penstock.wording import did_you_mean, named
+from penstock.wording import did_you_mean, named, start_option
 
 _T = TypeVar("_T")
 
@@ -226,7 +225,7 @@ def _choices(
     asked = {uid: value for uid, value in options.positions.items() if point.positions_set.get(uid) != value}
     if asked and point.last_read == NO_CHECKPOINT:
         raise ConfigError(
-            f"{start_options.positions()} sets where the {named(list(asked), 'source')} {'resumes' if len(asked) == 1 else 'resume'}, but "
+            f"{start_option('positions')} sets where the {named(list(asked), 'source')} {'resumes' if len(asked) == 1 else 'resume'}, but "
             "the job has no checkpoint yet: it starts where the options of the source say, such as Kafka's startingOffsets",
             sources=list(asked),
         )
@@ -280,10 +279,10 @@ def _about_sources(
     again = [uid for uid in options.positions if uid in point.positions_set and uid not in choices]
     if again:
         texts.append(
-            f"{start_options.positions()} was applied to {', '.join(again)} by an earlier start: the job resumes from where it is now, and "
+            f"{start_option('positions')} was applied to {', '.join(again)} by an earlier start: the job resumes from where it is now, and "
             "the position is not set again. To set it again, start the job once without the option"
         )
-    stored, option = point.stored_barrier.positions, start_options.drop_sources()
+    stored, option = point.stored_barrier.positions, start_option("drop_sources")
     lost = [uid for uid in options.drop_sources if uid in stored]
     unknown = [uid for uid in options.drop_sources if uid not in stored]
     if lost:
@@ -304,6 +303,12 @@ def check_renames(completed: Completed | None, barrier: Barrier, now: Uids, rena
     A rename that an earlier start has applied is no error: a supervisor repeats the command. Sinks are not checked: a checkpoint names them
     only in transactions.
     """
+    if rename and completed is None and not barrier.positions:
+        raise ConfigError(
+            f"{start_option(rename=dict(rename))}: the job has no checkpoint yet, so there is nothing to rename, and nothing was "
+            f"started; start it without {start_option('rename')}, or check its name and storage",
+            uids=list(rename),
+        )
     operators = completed.operators if completed else {}
     for old, new in rename.items():
         if new in now.sources and barrier.positions:
@@ -315,7 +320,7 @@ def check_renames(completed: Completed | None, barrier: Barrier, now: Uids, rena
 def _check(kind: str, old: str, new: str, stored: Collection[str]) -> None:
     if old in stored and new in stored:
         raise IncompatibleStateError(
-            f"{start_options.rename(old, new)}: the checkpoint has both, {kind} {old!r} and {kind} {new!r}; two cannot become one. Choose "
+            f"{start_option(rename={old: new})}: the checkpoint has both, {kind} {old!r} and {kind} {new!r}; two cannot become one. Choose "
             "another new uid",
             old=old,
             new=new,
@@ -323,7 +328,7 @@ def _check(kind: str, old: str, new: str, stored: Collection[str]) -> None:
     if old not in stored and new not in stored:
         known = ", ".join(stored) or "none"
         raise IncompatibleStateError(
-            f"{start_options.rename(old, new)}: the checkpoint has no {kind} {old!r}; it has {known}. {did_you_mean(old, stored)}".strip(),
+            f"{start_option(rename={old: new})}: the checkpoint has no {kind} {old!r}; it has {known}. {did_you_mean(old, stored)}".strip(),
             old=old,
             new=new,
         )

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock import start_options
-from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.checkpoint.model import Barrier, SourceFile
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.job_spec import Numbers, in_order
 from penstock.recovery.progress_log import NO_POSITION, entry_of, lines_of, position_of
-from penstock.wording import counted, named
+from penstock.wording import counted, named, start_option
 
 
 def numbers_of(barrier: Barrier) -> dict[str, tuple[int, ...]]:
@@ -130,7 +129,7 @@ def _refuse_lost(
             f"the checkpoint has {'a position' if len(lost) == 1 else 'positions'} of the {named(lost, 'source')}, which the job no "
             f"longer reads: it reads {', '.join(sources)}. If it did again some day, it would begin at its start; keep "
             f"{'its uid' if len(lost) == 1 else 'their uids'}, say which uid it has now with "
-            f"{start_options.rename(lost[0], 'its-new-uid')}, or allow the loss with {start_options.drop_sources(*lost)}",
+            f"{start_option(rename={lost[0]: 'its-new-uid'})}, or allow the loss with {start_option(drop_sources=tuple(lost))}",
             stored=list(lines),
             sources=list(sources),
         )
@@ -143,9 +142,9 @@ def _refuse_other_streams(
         stored = len(lines.get(uid, own))
         if stored != len(own) and uid not in set_to:
             raise IncompatibleStateError(
-                f"source {uid!r} had {counted(stored, 'streaming source')} in it at the checkpoint, and has {len(own)} now: nobody can "
-                f"tell which position belongs to which; change it back, read the new ones under uids of their own, or say where it "
-                f"begins with {start_options.positions(uid, 'start')}",
+                f"source {uid!r} had {counted(stored, 'streaming source')} in it at the checkpoint, and has {len(own)} now: it is "
+                f"unknown which position belongs to which; change it back, read the new ones under uids of their own, or say where it "
+                f"begins with {start_option(positions={uid: 'start'})}",
                 source=uid,
             )
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.model import Barrier, Completed
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from penstock import start_options
 from penstock.errors import IncompatibleStateError
 from penstock.state.backends.base import VALUES, OnRescale, Parts, StateLayout, TableLayout
 from penstock.state.ddl import spark_type
 from penstock.state.rewriting import Conversion, Kept, StateChange, TableChange, conversion
+from penstock.wording import start_option
 
 Form = tuple[object, ...]
 
@@ -75,7 +75,7 @@ class StateMatch:
             return
         lost = [f"{uid}.{one.name}" for one in refused]
         by_name = all(one.verdict is Compatibility.LOSES for one in refused)
-        allowing = start_options.drop_state(*(lost if by_name else [uid]))
+        allowing = start_option(drop_state=tuple(lost) if by_name else (uid,))
         lines = "".join(f"\n    {one}" for one in self.differences)
         raise IncompatibleStateError(
             f"operator {uid!r}: its state in checkpoint {checkpoint} does not fit the job; nothing was changed:{lines}\n"

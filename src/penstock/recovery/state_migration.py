@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.completed import SubtaskReport, TimeReached
+from penstock.checkpoint.model import SubtaskReport, TimeReached
 from penstock.ids import RunId
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (

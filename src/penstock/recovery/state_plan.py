@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock import start_options
-from penstock.checkpoint.completed import Completed, OperatorState, StoredLifetime
+from penstock.checkpoint.model import Completed, OperatorState, StoredLifetime
 from penstock.checkpoint.state_columns import StoredLifetimes, columns_of, stored_layout, with_lifetimes
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
@@ -32,7 +31,7 @@ from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.state.keys import share_groups
 from penstock.state.lifetimes import LONG_AGO_US, Measure, SwitchedOn
 from penstock.state.rewriting import StateChange
-from penstock.wording import named
+from penstock.wording import named, start_option
 
 _Layouts = Mapping[str, StateLayout]
 
@@ -221,7 +220,7 @@ def _refuse_orphans(
         raise IncompatibleStateError(
             f"checkpoint {checkpoint} holds state of the {named(orphans, 'operator')}, which the job no longer has; keep "
             f"{'its uid' if len(orphans) == 1 else 'their uids'}{_rename_hint(orphans, stored, layouts)}, or allow the loss with "
-            f"{start_options.drop_state(*orphans)}; nothing was changed"
+            f"{start_option(drop_state=tuple(orphans))}; nothing was changed"
         )
 
 
@@ -235,7 +234,7 @@ def _rename_hint(orphans: Sequence[str], stored: _Stored, layouts: _Layouts) -> 
         if fitting:
             are = "is new" if len(fitting) == 1 else "are new"
             like = (get_close_matches(orphan, fitting, n=1, cutoff=0.0) or fitting)[0]
-            return f" ({', '.join(fitting)} {are}: if it is the same one, say so with {start_options.rename(orphan, like)})"
+            return f" ({', '.join(fitting)} {are}: if it is the same one, say so with {start_option(rename={orphan: like})})"
     return ""
 
 
@@ -295,7 +294,7 @@ def _about_drops(
         if uid in stored:
             states |= states_of(stored_layout(stored[uid].columns), layout.parts)
         known |= {f"{uid}{_OF}{state}" for state in states}
-    number, option = checkpoint.id if checkpoint else NO_CHECKPOINT, start_options.drop_state()
+    number, option = checkpoint.id if checkpoint else NO_CHECKPOINT, start_option("drop_state")
     unknown = set(drop_state) - known
     done = sorted(unknown & set(checkpoint.dropped if checkpoint else ()))
     never = sorted(unknown - set(done))

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted
 from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.checkpoint.model import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
@@ -21,8 +21,8 @@ from penstock.ownership.claim import Claimant, newest_claim
 from penstock.ownership.holds import holding
 from penstock.requests.request_files import Facts, Request
 from penstock.savepoint.create import refuse_if_taken
-from penstock.savepoint.make import check_folder, make_savepoint, shown
 from penstock.savepoint.manifest import MANIFEST
+from penstock.savepoint.request import check_folder, make_savepoint, shown
 from penstock.storage import Storage, open_storage
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import msgspec
 from penstock import errors
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.ids import SYSTEM_RANDOMNESS, Randomness, RunId
+from penstock.ids import SYSTEM_RANDOMNESS, RunId
 from penstock.ownership.claim import newest_run, read_run
 from penstock.ownership.heartbeat import HEARTBEAT_S, Pulse, last_beat, seems_alive
 from penstock.ownership.runs import read_end
@@ -33,7 +33,7 @@ from penstock.requests.request_files import (
     take_back,
     taken_on_by,
 )
-from penstock.savepoint.make import check_folder
+from penstock.savepoint.request import check_folder
 from penstock.storage import Storage
 from penstock.wording import duration
 
@@ -78,7 +78,6 @@ class RequestClient:
         clock: Clock = SYSTEM_CLOCK,
         tell: Tell = lambda _: None,
         meanwhile: Callable[[RunId], None] = lambda _: None,
-        randomness: Randomness = SYSTEM_RANDOMNESS,
     ) -> None:
         self._storage = storage
         self._clock = clock
@@ -86,7 +85,7 @@ class RequestClient:
         self._meanwhile = meanwhile
         """Called repeatedly during the wait with the run that was asked, for example to show progress."""
         self._pulse = Pulse()
-        self.id = randomness.token(ID_DIGITS)
+        self.id = SYSTEM_RANDOMNESS.token(ID_DIGITS)
         self._is_written = False
         """Whether storage has confirmed the write. Until then the request may still arrive at any time."""
 
@@ -183,7 +182,7 @@ class RequestClient:
 
     def _give_up(self, when: str) -> Done:
         uri = self._storage.uri
-        if self._withdraw(f"nobody had taken it on {when}"):
+        if self._withdraw(f"no run had accepted it {when}"):
             forget_requests(self._storage, [self.id])
             raise UnavailableError(
                 f"{when} no run of the job in {uri} has accepted the request; it is withdrawn, nothing was done. A run looks for requests "
@@ -231,7 +230,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     request: str
     state: str
-    """`waiting` (nobody has taken it on), `under way`, `done`, `failed`, or `unknown`: never asked, or forgotten an hour later."""
+    """`waiting` (no run has accepted it), `under way`, `done`, `failed`, or `unknown`: never asked, or forgotten an hour later."""
     facts: Facts = {}
     error: str = ""
 

@@ -24,8 +24,8 @@ import msgspec
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.ownership.records import read_small
+from penstock.places import safe_text
 from penstock.storage import Storage
-from penstock.wording import storable
 
 ID_DIGITS = 32
 LONGEST_ERROR = 4000
@@ -87,7 +87,7 @@ class Done(msgspec.Struct, frozen=True):
     def failed(cls, error: BaseException | str) -> Done:
         """The result of a request that failed."""
         kind = "" if isinstance(error, str) else type(error).__name__
-        return cls(ok=False, error=storable(str(error))[:LONGEST_ERROR], kind=kind)
+        return cls(ok=False, error=safe_text(str(error))[:LONGEST_ERROR], kind=kind)
 
 
 _REQUESTS = msgspec.json.Decoder(Request)
@@ -120,7 +120,7 @@ def _waits(kinds: set[str]) -> bool:
 
 
 def files_of(request_id: str) -> list[str]:
-    """Everything about a request, in the order of deletion: without the first nobody looks at the others."""
+    """Everything about a request, in the order of deletion: without the first the others are not read."""
     return [f"requests/{request_id}.{kind}" for kind in ("json", "taken", "done")]
 
 

@@ -51,7 +51,7 @@ MOST_WAITING = 100
 
 
 MOST_LOGGED = 1000
-"""Beyond so many different problems with requests, some are logged again."""
+"""Beyond this number of different problems with requests, some are logged again."""
 
 
 FIRST_CHECKPOINT_S = 600.0
@@ -89,7 +89,7 @@ class Actions(Protocol):
 class RequestServer:
     """All requests to one start of a job. `look` is called repeatedly by one thread, `ended` once, after the last run.
 
-    Of requests that take their time one of each kind is performed at a time. The others stay in storage, where nobody has taken them on:
+    Of requests that take their time one of each kind is performed at a time. The others stay in storage and are not accepted yet:
     their askers can take them back, and their time may end.
     """
 
@@ -212,7 +212,7 @@ class RequestServer:
     def _decide(self, request_id: str) -> None:
         claim = self._claim()
         if claim is None:
-            return  # nobody has the job yet
+            return  # no run has claimed the job yet
         try:
             request = self._waiting.get(request_id) or read_request(self._storage, request_id)
         except FileNotFoundError:
@@ -357,15 +357,11 @@ class LocalRequests:
         self,
         on_taken: Callable[[str, Request], None],
         on_answered: Callable[[str, Request, Done], None],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._on_taken = on_taken
         self._on_answered = on_answered
-        self._clock = clock
-        self._lock = (
-            threading.RLock()
-        )  # a signal handler of the program may ask for something in the midst of it
+        # a signal handler of the program may ask for something in the midst of it
+        self._lock = threading.RLock()
         self._is_over = False
         self._under_way: dict[str, Request] = {}
 
@@ -409,7 +405,7 @@ class LocalRequests:
         savepoint: bool = False,
         drain: bool = False,
     ) -> tuple[str, Request]:
-        now, token = self._clock.wall(), SYSTEM_RANDOMNESS.token(ID_DIGITS)
+        now, token = SYSTEM_CLOCK.wall(), SYSTEM_RANDOMNESS.token(ID_DIGITS)
         request = Request(
             kind=kind,
             asked_at=now,

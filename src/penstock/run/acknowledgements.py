@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.completed import PreCommitted, SubtaskReport
+from penstock.checkpoint.model import PreCommitted, SubtaskReport
 from penstock.errors import InternalError, UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.log_fields import about

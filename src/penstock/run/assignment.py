@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.checkpoint.completed import PreCommitted, SubtaskReport
+from penstock.checkpoint.model import PreCommitted, SubtaskReport
 from penstock.clock import Clock
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.event_time import OperatorClock

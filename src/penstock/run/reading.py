@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.checkpoint.model import Barrier, SourceFile
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.graph import TimeSettings
-from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, SparkBatch
 from penstock.job_spec import Numbers
 from penstock.recovery import progress_log
 from penstock.recovery.progress_log import ProgressLog, SourceLog
@@ -45,7 +45,7 @@ class Reading:
     _start_is_known: bool = field(init=False)
     """Every source has a position, or a batch has begun in this run. Until then, sources may still choose where they begin."""
     _recorded: frozenset[SourceFile] = field(init=False)
-    _last: CheckpointId = field(init=False)
+    _last: SparkBatch = field(init=False)
     """Spark's number of the last batch that was read. Batches that read nothing do not count here, so it can be lower than ours."""
     _barrier: Barrier = field(init=False)
     """Where that batch ended."""
@@ -56,14 +56,14 @@ class Reading:
         known = self.plan.last_read != NO_CHECKPOINT
         self._start_is_known = known and not without_position(self.plan.barrier)
         self._recorded = frozenset(self.plan.barrier.source_log)
-        self._last, self._barrier = self.plan.last_read, self.plan.barrier
+        self._last, self._barrier = SparkBatch(self.plan.last_read), self.plan.barrier
 
     @property
     def barrier(self) -> Barrier:
         """Where the last batch that read anything ended. A batch that reads nothing ends there, too."""
         return self._barrier
 
-    def read(self, batch: CheckpointId) -> Barrier:
+    def read(self, batch: SparkBatch) -> Barrier:
         """Read where a batch ends, by Spark's number of it."""
         self._check_follows(batch, self._last)
         with self._lock, self._own_log():
@@ -134,11 +134,10 @@ class Reading:
     def _record(self, started: StartedBatch) -> None:
         started = msgspec.structs.replace(started, positions_set=dict(self.plan.options.positions))
         record_started(self.log.storage, started)
-        self.hold(
-            started.id, started.files
-        )  # only after the record is written: until now the record named other files
+        # only after the record is written: until now the record named other files
+        self.hold(started.id, started.files)
 
-    def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:
+    def _check_follows(self, batch: SparkBatch, after: SparkBatch) -> None:
         """Check the order of batches. The log belongs to this run only, so another number means that rows are missing or repeated."""
         if batch != after + 1:
             raise UnavailableError(

@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from penstock.checkpoint.commits import Post
-from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
+from penstock.checkpoint.model import Barrier
 from penstock.clock import Clock
 from penstock.config import Mode
-from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, SparkBatch, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.state.timers import moment, watermark
+from penstock.recovery.start import Start, log_origins
 from penstock.run.acknowledgements import BadRecordCounts, LateRowCounts, acknowledged
 from penstock.run.assignment import Answer, Assignment, RunPlace
 from penstock.run.reading import Reading, moved, named_partitions
-from penstock.run.start import Start
 from penstock.run.task_failures import FailureReports, RepeatReporter, as_error, repeated_tasks
 from penstock.run.watermarks import (
     Newest,
@@ -49,7 +49,7 @@ from penstock.snapshot.transfer import Rescue, Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import Moment, in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
-from penstock.status.observer import Observer, tell_origins
+from penstock.status.observer import Observer
 from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Run:
         return CheckpointId(self._last_batch + 1)
 
     def begin_batch(
-        self, read: CheckpointId, mailbox: Address, *, planned_us: int | None = None
+        self, read: SparkBatch, mailbox: Address, *, planned_us: int | None = None
     ) -> BatchUnderWay:
         """Assign the work of a batch. Spark's progress log says where it ends, by Spark's number `read`.
 
@@ -270,7 +270,7 @@ class Run:
         done = acknowledged(assignment, tuple(self._spec.layouts), answers)
         self._merge_orders.not_taken(assignment.merges.keys() - done.with_rows)
         for report in done.reports.values():
-            tell_origins(report)
+            log_origins(report)
         self._handles, self._last_batch = done.handles, assignment.batch
         if done.bad_records:
             self._bad_records.add(assignment.batch, done.bad_records)

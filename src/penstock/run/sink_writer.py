@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.checkpoint.completed import PreCommitted
+from penstock.checkpoint.model import PreCommitted
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError
 from penstock.ids import SubtaskId
 from penstock.log_fields import about
 from penstock.operators.bad_records import BadRows, reason_of
+from penstock.places import safe_text
 from penstock.run.assignment import Assignment, BadCount, Executor, SinkAnswer
 from penstock.run.task_failures import report_failure
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
@@ -195,9 +196,8 @@ class TransactionWriter:
         except BadRecordError as error:
             refused, self._late = error, self._late or written
         if refused is not None or not keep:
-            self.sink.abort(
-                self.open
-            )  # if this raises, the task ends: a transaction of the same name may begin only when this one is gone
+            # if this raises, the task ends: a transaction of the same name may begin only when this one is gone
+            self.sink.abort(self.open)
             self.open = None
         return refused
 
@@ -258,7 +258,7 @@ class SinkWriter:
         except Exception as error:  # noqa: BLE001 - the task fails with its own error; recovery aborts the transaction
             _log.warning(
                 "sink %s: a failed task could not abort its transaction, recovery will: %s",
-                *(self.uid, error),
+                *(self.uid, safe_text(str(error))),
                 extra=about(operator=self.uid),
             )
             _log.debug(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.completed import SubtaskReport
+from penstock.checkpoint.model import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.ids import SubtaskId

@@ -26,8 +26,8 @@ from penstock.errors import (
 )
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import is_of_the_row
-from penstock.operators.failed_call import failed_call
-from penstock.places import AT, without_secrets
+from penstock.operators.process.failed_call import failed_call
+from penstock.places import AT, safe_text
 from penstock.recovery.restart import may_pass, place_of
 from penstock.run.assignment import Answer, Assignment, Executor, OperatorAnswer
 from penstock.snapshot.mailbox import TaskFailed
@@ -69,17 +69,17 @@ def _report(assignment: Assignment, subtask: SubtaskId, error: Exception) -> Tas
         assignment.batch,
         subtask,
         kind,
-        without_secrets(storable(str(error) if kind else f"{type(error).__name__}: {error}")),
+        safe_text(str(error) if kind else f"{type(error).__name__}: {error}"),
         storable(str(file)),
         place_of(error),
         may_pass(error),
         call.place,
-        without_secrets(storable(call.key)),
-        without_secrets(storable(call.row)),
+        safe_text(call.key),
+        safe_text(call.row),
         call.names,
         call.is_wrong_name,
         tuple(
-            without_secrets(storable(one.split("\n")[0][:LONGEST_NOTE]))
+            safe_text(one.split("\n")[0])[:LONGEST_NOTE]
             for one in getattr(error, "__notes__", ())[:MOST_NOTES]
         ),
     )
@@ -126,10 +126,11 @@ def _without_rows(report: TaskFailed) -> TaskFailed:
     """The report without values of rows: only the exception and its place remain."""
     kind = report.error or report.cause.partition(":")[0]
     cause = f"{kind} {NOT_SHOWN}"
+    # also an exception of ours, if the user's code raised it
     of_rows = report.at is not None or report.error in (
         "",
         BadRecordError.__name__,
-    )  # also an exception of ours, if the user's code raised it
+    )
     return msgspec.structs.replace(
         report,
         cause=cause if of_rows else report.cause,

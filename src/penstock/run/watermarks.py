@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
+from penstock.checkpoint.model import SourceTime, TimeReached, Upstream
 from penstock.errors import UserCodeError
 from penstock.graph import TimeSettings
 from penstock.ids import CheckpointId
@@ -213,9 +213,8 @@ class Watermarks:
             source = self._sources[uid]
             changed = {name: self._moved(source, name, us) for name, us in found.items()}
             self._sources[uid] = replace(source, partitions={**source.partitions, **changed})
-        for uid in (
-            self._reads & self._looked_us.keys()
-        ):  # the batch contains everything that had arrived when it began
+        # the batch contains everything that had arrived when it began
+        for uid in self._reads & self._looked_us.keys():
             self._looked_us[uid] = max(self._looked_us[uid], self._began_us)
         self._advance_sources()
         if self._begins_anew:

@@ -20,19 +20,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.long_work import each
 from penstock.operators.aggregate.columns import Kind, aggregate_of
 from penstock.operators.aggregate.distinct import in_order
 from penstock.operators.grouping import equal_rows
 from penstock.operators.views import ROW, Shown, View
-from penstock.progress import each
 from penstock.savepoint.contents import Contents, OperatorContents
 from penstock.state.ddl import spark_type
 from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY, Flags, rows_equal
 
 PORTION_ROWS = 1_000_000
-"""So many rows of both sides are compared at once."""
+"""The number of rows of both sides that are compared at once."""
 MOST_PORTIONS = 512
-"""So many files are open at once at most; a process may have 1024. Portions of more rows than that are larger."""
+"""The largest number of files that are open at once; a process may have 1024. With more files, portions are larger."""
 EXAMPLES = 5
 APPEARED, CHANGED, WENT = "appeared", "changed", "went"
 STORED_AS = "stored as"
@@ -174,9 +174,8 @@ class _Table:
         for side, view in self._sides:
             if side is not None and view is not None:
                 known = side.rows_of(view)
-                rows += (
-                    side.size // 16 if known is None else known
-                )  # the number of rows is not recorded: rather too many portions
+                # the number of rows is not recorded: rather too many portions
+                rows += side.size // 16 if known is None else known
         return min(MOST_PORTIONS, max(1, -(-rows // PORTION_ROWS)))
 
     def _stored(self, side: int) -> Iterator[pa.RecordBatch]:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.checkpoint.completed import Barrier, Completed, OperatorColumns, OperatorState
 from penstock.checkpoint.metadata import name_of
+from penstock.checkpoint.model import Barrier, Completed, OperatorColumns, OperatorState
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
-from penstock.operators.specs import placed_by
 from penstock.operators.state.timers import watermark
 from penstock.operators.views import View
 from penstock.ownership.claim import JOB_FILE
@@ -24,14 +23,14 @@ from penstock.ownership.holds import holding
 from penstock.recovery.history import choose, steady_history
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, read_manifest
 from penstock.savepoint.stored_rows import CheckpointedPart, Part, SavedPart, StoredSubtask
-from penstock.savepoint.views import find_view, stored_view, views_of
+from penstock.savepoint.views import find_view, placed_by, stored_view, views_of
 from penstock.storage import Storage, open_storage
 from penstock.wording import counted, did_you_mean, size
 
 
 @dataclass(frozen=True)
 class TableContents:
-    """One stored table: how many rows it has and how many bytes these take, and the parts they are in. None where nobody has counted."""
+    """One stored table: how many rows it has and how many bytes these take, and the parts they are in. None where they are not counted."""
 
     name: str
     rows: int | None
@@ -117,7 +116,7 @@ class Contents:
 
     @property
     def watermarks(self) -> dict[str, datetime | None]:
-        """How far event time has come, by operator; None where nobody knows."""
+        """How far event time has come, by operator; None where it is unknown."""
         return {uid: watermark(us) for uid, us in self.barrier.time.counted_from_us.items()}
 
     @property

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.decoding import decoded

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import xxhash
 
-from penstock.checkpoint.completed import Barrier, OperatorColumns
 from penstock.checkpoint.metadata import is_note
+from penstock.checkpoint.model import Barrier, OperatorColumns
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import CheckpointId, is_name
@@ -29,7 +29,7 @@ MOST_BYTES = 256 << 20
 """A larger manifest is not read: its size depends on the number of files, not on the size of the state."""
 
 MOST_SHOWN = 5
-"""So many of the folders that may be meant are named."""
+"""The number of folders that an error proposes."""
 
 _FILE = re.compile(r"(state/[^/\0]+/[^/\0]+|sources)/[^/\0]+")
 

@@ -15,16 +15,18 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.model import Barrier, Completed, OperatorState, SourceFile
 from penstock.clock import Clock
 from penstock.errors import ConfigError, IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, SYSTEM_RANDOMNESS, Randomness, RunId, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
+from penstock.long_work import working
 from penstock.ownership.claim import (
     JOB_FILE,
     Claim,
@@ -36,18 +38,17 @@ from penstock.ownership.claim import (
 )
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.job_record import read_job_record, record_key_groups
-from penstock.progress import working
 from penstock.recovery.history import History, StoredJob, read_history
 from penstock.recovery.progress_log import COPIES
 from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.restore_plan import plan_restore, unknown_end
 from penstock.recovery.started_batches import last_started
 from penstock.recovery.state_migration import RunRestoreTasks
-from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile
+from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile, read_manifest
 from penstock.savepoint.table_files import Load, checked_bytes
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import make_job_dir, run_dir
-from penstock.storage import Storage
+from penstock.storage import Storage, open_storage
 from penstock.storage.forwarding import Subfolder
 
 _log = logging.getLogger(__name__)
@@ -310,3 +311,14 @@ def has_claimed(storage: Storage, folder: Storage) -> bool:
     """Whether the job started from the savepoint in this folder, took ownership of it and deleted it."""
     whole = read_history(storage, read_descents(storage)).whole
     return bool(whole) and whole[-1].claimed == folder.uri
+
+
+def given_savepoint(storage: Storage, savepoint: str | Path | None, *, claim: bool) -> GivenSavepoint | None:
+    """The savepoint of a start of the job in this storage, read and checked; None if there is nothing to start from."""
+    if savepoint is None:
+        return None
+    folder = open_storage(savepoint)
+    if claim and folder.size(MANIFEST) is None and has_claimed(storage, folder):
+        delete_rest_of_claimed(folder)  # what a crash may have left of it
+        return None
+    return GivenSavepoint(folder, read_manifest(folder), claim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.checkpoint.completed import Completed, OperatorState
+from penstock.checkpoint.model import Completed, OperatorState
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
@@ -137,6 +137,8 @@ class SavedPart(Part):
     file: SavedFile
     table: TableLayout
 
+    instead = "take another copy of the savepoint"
+
     @property
     @override
     def number(self) -> int:
@@ -146,11 +148,6 @@ class SavedPart(Part):
     @override
     def place(self) -> str:
         return f"{self.file.path} of the savepoint {self.folder.uri}"
-
-    @property
-    @override
-    def instead(self) -> str:
-        return "take another copy of the savepoint"
 
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:
         return read_table(self.folder, self.file, self.table, scratch, sort_keys)
@@ -162,6 +159,8 @@ class CheckpointedPart(Part):
 
     subtask: StoredSubtask
     table: str
+
+    instead = "restore an older checkpoint"
 
     @property
     @override
@@ -176,11 +175,6 @@ class CheckpointedPart(Part):
         more = " or another" if len(handle.refs) > _MOST_NAMED else ""
         return f"state of {handle.subtask} ({files}{more}) in {self.subtask.storage.uri}"
 
-    @property
-    @override
-    def instead(self) -> str:
-        return "restore an older checkpoint"
-
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - all are read
         with closing(self.subtask.open(scratch)) as opened:
             yield from opened.table(self.table).numbered()
@@ -190,12 +184,6 @@ def owning(parts: Iterable[Part], sort_keys: SortKeys, parallelism: int) -> list
     """The parts in which rows with these sort keys can be."""
     numbers = set(owners(key_groups(sort_keys), parallelism).tolist())
     return [part for part in parts if part.number in numbers]
-
-
-def chained(parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
-    """The rows of several parts, one part after the other."""
-    for part in parts:
-        yield from part.rows()
 
 
 def _among(batch: pa.RecordBatch, sort_keys: SortKeys) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from penstock.checkpoint.completed import SubtaskReport
+from penstock.checkpoint.model import SubtaskReport
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import RunId

@@ -3,6 +3,8 @@
 State is stored in tables, and not all that is in them means something to a user: sort numbers, stamps of times to live, sums and counts
 that are parts of an average. A view is one state of an operator, out of one table. Which views there are follows from the columns alone, as
 the metadata of a checkpoint or savepoint describes them: the job is not needed, and nothing that was stored is unpickled.
+What is stored does not say which operator wrote it. So every kind of spec is asked how a table is shown, where its rows lie and whether
+they can be written: each recognises its own tables and columns by their names, and the first one that does answers.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from penstock.checkpoint.completed import OperatorColumns
+from penstock.checkpoint.model import OperatorColumns
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
+from penstock.operators.aggregate.operator import AggregateSpec
+from penstock.operators.base import Spec
+from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.inputs import shown_key
-from penstock.operators.specs import column_name, table_view
+from penstock.operators.join.spec import JoinSpec
+from penstock.operators.process.task import ProcessSpec
+from penstock.operators.top import TopSpec
 from penstock.operators.views import (
     ROW,
     Plain,
@@ -25,13 +32,51 @@ from penstock.operators.views import (
     Result,
     Shown,
     StoredTable,
+    TableView,
+    TimestampColumn,
     View,
     plain,
 )
-from penstock.state.backends.base import VALUES, OnRescale, TableLayout
+from penstock.operators.window.operator import WINDOW_SPECS
+from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK
 from penstock.wording import did_you_mean
+
+SPECS: tuple[type[Spec], ...] = (
+    ProcessSpec,
+    AggregateSpec,
+    DedupeSpec,
+    JoinSpec,
+    *WINDOW_SPECS,
+    TopSpec,
+)
+"""Asked in this order. A lookup is missing: its table is shown as it is stored."""
+
+
+def table_view(table: StoredTable) -> TableView:
+    """What a user sees of a stored table; one that no spec knows is shown as it is stored."""
+    found = (spec.shown(table) for spec in SPECS)
+    known = next((view for view in found if view is not None), None)
+    return known or TableView(table.name, "rows", plain(table.own), table.value)
+
+
+def column_name(column: str) -> str:
+    """The name under which a user sees a stored value; '' for a column that only the operator needs."""
+    names = (spec.shown_as(column) for spec in SPECS)
+    return next((name for name in names if name is not None), column)
+
+
+def placed_by(layout: StateLayout) -> TimestampColumn | None:
+    """The number that, with the key, decides in which subtask rows of this state lie; None where the key alone decides."""
+    found = (spec.placed_by(layout) for spec in SPECS)
+    return next((column for column in found if column is not None), None)
+
+
+def refused_values(layout: StateLayout) -> str:
+    """Why a user cannot write the values of keys of this state; '' where that is possible."""
+    return next(filter(None, (spec.refused_values(layout) for spec in SPECS)), "")
+
 
 # ── which there are ────────────────────────────────────────────────────────────────────────────────
 

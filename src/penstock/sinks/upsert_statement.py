@@ -154,9 +154,8 @@ def is_bad_row(error: Exception) -> bool:
     """Return whether the same row would be refused again, unless the rows in the table change."""
     if _kinds(error) & _BAD_ROWS:
         return True
-    return (
-        is_of_mysql(error) and _number(error) in REFUSED_ROWS
-    )  # PyMySQL reports a failed CHECK as an outage
+    # PyMySQL reports a failed CHECK as an outage
+    return is_of_mysql(error) and _number(error) in REFUSED_ROWS
 
 
 def is_refused_alone(error: Exception) -> bool:

@@ -94,9 +94,8 @@ class LogSegment:
             return
         with self._failures("read"), contextlib.ExitStack() as stack:
             try:
-                descriptor = os.open(
-                    self._path, os.O_RDONLY
-                )  # its own descriptor, which `close` does not close
+                # its own descriptor, which `close` does not close
+                descriptor = os.open(self._path, os.O_RDONLY)
             except FileNotFoundError:
                 raise self._damage(start, 0, "the file is missing") from None
             stack.callback(os.close, descriptor)

@@ -8,7 +8,7 @@ separate pass over the batch, which is cached for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -25,6 +25,7 @@ from penstock.log_fields import about
 from penstock.operators.base import Node, Operator
 from penstock.operators.event_time import ANY_TIME, TimeColumn
 from penstock.operators.inputs import check_time_column, no_timestamp
+from penstock.run.assignment import Assignment
 from penstock.run.reading import ALL_ROWS, named_partitions, partition_name, partition_parts
 from penstock.run.run import BatchUnderWay
 from penstock.run.watermarks import latest_us
@@ -131,9 +132,9 @@ def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
     )
 
 
-def with_trusted_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
+def with_trusted_times(column: str, frame: DataFrame, latest_us: Column) -> DataFrame:
     """The rows, with null for times after this moment."""
-    believed = in_microseconds(TimeColumn(column), frame) <= F.lit(latest_us)
+    believed = in_microseconds(TimeColumn(column), frame) <= latest_us
     return frame.withColumn(column, F.when(believed, F.col(quoted(column))))
 
 
@@ -166,7 +167,7 @@ def checked_time(options: EventTime | None, frame: DataFrame, uid: str) -> TimeS
         return None
     _check_column(frame, uid, options.column)
     partition, in_positions = _partition(frame, uid, options.partition_by)
-    return TimeSettings.of(uid, options, partition, in_positions=in_positions)
+    return TimeSettings.of(options, partition, in_positions=in_positions)
 
 
 def _check_column(frame: DataFrame, uid: str, column: str) -> None:
@@ -205,7 +206,7 @@ def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ..
 
 MOST_OBSERVED = 64
 """Each partition costs one comparison for every row."""
-_METRIC = "penstock-newest-"
+METRIC = "penstock-newest-"
 
 
 @dataclass
@@ -224,10 +225,20 @@ class NewestTimes:
         """For one batch; it looks for nothing if the batch reads nothing."""
         if not batch.reads:
             return cls()
-        used = frozenset[str]().union(*spec.timed_by.values())
-        settings = {uid: one for uid, one in spec.event_times.items() if uid in used or one.refuses_absurd}
+        settings = cls.before(spec).settings
         partitions = named_partitions(batch.barrier.positions, settings)
         return cls(settings, partitions, batch.assignment.now_us)
+
+    @classmethod
+    def before(cls, spec: JobSpec) -> NewestTimes:
+        """Before the first batch, when no partition is known."""
+        used = frozenset[str]().union(*spec.timed_by.values())
+        return cls({uid: one for uid, one in spec.event_times.items() if uid in used or one.refuses_absurd})
+
+    def columns(self, uid: str) -> tuple[str, ...]:
+        """The columns of a source that are read for its newest times."""
+        settings = self.settings.get(uid)
+        return () if settings is None else (settings.column, *(settings.partition or ()))
 
     @property
     def found(self) -> dict[str, dict[str, int]]:
@@ -245,32 +256,36 @@ class NewestTimes:
 
     # ── on the way ─────────────────────────────────────────────────────────────────────────────
 
-    def observed(self, uid: str, rows: DataFrame) -> DataFrame:
-        """The rows of a source; running them records their newest times."""
+    @property
+    def shape(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What the plan of a batch depends on: the partitions whose times it records, by source."""
+        return tuple((uid, tuple(self._observed_partitions(uid))) for uid in sorted(self.settings))
+
+    def observed(
+        self, uid: str, rows: DataFrame, value: Callable[[Callable[[Assignment], int]], Column]
+    ) -> DataFrame:
+        """The rows of a source; running them records their newest times. `value` returns a number that depends on the batch."""
         if uid not in self.settings or self.needs_a_pass(uid):
             return rows
         settings = self.settings[uid]
-        time = self._time(settings, rows)
+        time = _time(settings, rows, value(lambda assignment: latest_us(settings, assignment.now_us)))
         names = self._observed_partitions(uid) or [ALL_ROWS]
         newest = [
             F.max(time if name == ALL_ROWS else F.when(_is_of(settings, name), time)).alias(f"newest{at}")
             for at, name in enumerate(names)
         ]
         absurd = [F.count_if(time.isNull()).alias("absurd")] if settings.refuses_absurd else []
-        return rows.observe(f"{_METRIC}{uid}", *newest, *absurd)
+        return rows.observe(f"{METRIC}{uid}", *newest, *absurd)
 
-    def take(self, ran: DataFrame) -> None:
-        """Read the times that Spark recorded while it computed this frame, including its cached parts."""
-        if not self.settings:
-            return
-        metrics = ran._jdf.queryExecution().observedMetrics()
-        for uid in self.settings:
-            row = metrics.get(f"{_METRIC}{uid}")
-            if row.isDefined():
+    def take(self, observed: Mapping[str, Sequence[int | None]]) -> None:
+        """Take the times that Spark recorded while it ran a plan, by the name of the metric."""
+        for uid, settings in self.settings.items():
+            numbers = observed.get(f"{METRIC}{uid}")
+            if numbers is not None:
                 names = self._observed_partitions(uid) or [ALL_ROWS]
-                self._add(uid, {name: row.get().get(at) for at, name in enumerate(names)})
-                if self.settings[uid].refuses_absurd:
-                    self._refuse(uid, int(row.get().get(len(names))))
+                self._add(uid, dict(zip(names, numbers, strict=False)))
+                if settings.refuses_absurd:
+                    self._refuse(uid, numbers[len(names)] or 0)
 
     def _refuse(self, uid: str, absurd: int) -> None:
         """Refuse absurd times here: an operator that does not use event time would not notice them."""
@@ -295,7 +310,9 @@ class NewestTimes:
         """Find the newest times of all partitions in a separate pass."""
         settings = self.settings[uid]
         columns = [F.col(quoted(name)).alias(f"p{at}") for at, name in enumerate(settings.partition or ())]
-        all_rows = rows.select(*columns, self._time(settings, rows).alias("us"))
+        all_rows = rows.select(
+            *columns, _time(settings, rows, F.lit(latest_us(settings, self.now_us))).alias("us")
+        )
         if settings.refuses_absurd:
             self._refuse(uid, all_rows.where("us is null").count())
         timed = all_rows.where("us is not null")
@@ -303,10 +320,11 @@ class NewestTimes:
             *parts, us = row
             self._add(uid, {partition_name(parts): us})
 
-    def _time(self, settings: TimeSettings, rows: DataFrame) -> Column:
-        """The time in microseconds; null if it is absurd or missing."""
-        number = in_microseconds(TimeColumn(settings.column), rows)
-        return F.when(number <= F.lit(latest_us(settings, self.now_us)), number)
+
+def _time(settings: TimeSettings, rows: DataFrame, latest: Column) -> Column:
+    """The time in microseconds; null if it is absurd or missing."""
+    number = in_microseconds(TimeColumn(settings.column), rows)
+    return F.when(number <= latest, number)
 
 
 def _is_of(settings: TimeSettings, name: str) -> Column:

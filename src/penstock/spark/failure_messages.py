@@ -29,7 +29,7 @@ from penstock.errors import (
 )
 from penstock.graph import Graph
 from penstock.ownership.claim import StorageAwayError
-from penstock.places import AT, Place, place_in_text, place_in_user_code
+from penstock.places import AT, Place, place_in_text, place_in_user_code, safe_text
 from penstock.recovery.restart import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
 from penstock.run.run import Run
 from penstock.snapshot.mailbox import TaskFailed
@@ -155,8 +155,8 @@ def _brief(text: str, place: Place | None) -> Exception:
 def brief_text(error: BaseException) -> str:
     """The message of an exception in one line, without stacks and plans."""
     if not isinstance(error, Py4JError | PySparkException):
-        return f"{type(error).__name__}: {error}"
-    text = _PLAN.sub("", str(error))
+        return safe_text(f"{type(error).__name__}: {error}")
+    text = _PLAN.sub("", safe_text(str(error)))
     brief = " ".join(line for line in text.splitlines() if line and not _OF_A_STACK.match(line))
     return brief if len(brief) <= _MOST_CHARACTERS else f"{brief[:_MOST_CHARACTERS]}..."
 
@@ -246,7 +246,7 @@ def restart_line(job: str, error: Exception, delay_s: float, progress: Progress,
     if progress.failed_in_a_row > 1:
         since = f"{datetime.fromtimestamp(progress.down_since, UTC):%H:%M:%S} UTC"
         line += f". It has failed {progress.failed_in_a_row} times since {since}, without a batch in between"
-    return "\n".join([line] if met_before else [line, *notes_of(error)])
+    return safe_text("\n".join([line] if met_before else [line, *notes_of(error)]))
 
 
 def why_restarted(strategy: str, failures: int, delay_s: float) -> str:

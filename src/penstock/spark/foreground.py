@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.spark.class_archive import QUIET_S, make_if_missing
+from penstock.spark.java import QUIET_S, make_if_missing
 from penstock.spark.job_handle import JobHandle
 from penstock.spark.local_session import is_alive
 from penstock.spark.terminal_output import JobDisplay, job_display
@@ -38,14 +38,15 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.2
 NOW_S = 5.0
 """How long the second signal waits for the job to end."""
+STOPPING_AFTER_START = (
+    "%s received while the job is starting: it stops with a last checkpoint as soon as it has started; a second signal ends it then "
+    "without a checkpoint, a third one ends the process at once"
+)
 STOPPING = "stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def in_foreground(
-    job: Job,
-    start: Callable[[], JobHandle],
-) -> JobHandle:
+def in_foreground(job: Job, start: Callable[[], JobHandle]) -> JobHandle:
     """Start the job, display its progress, and return when it has ended, possibly after a signal."""
     watching = supervisor()
     with job_display() as display, _signals(watching) as signals, _java_deaf_to_signals(job, signals.numbers):
@@ -97,7 +98,7 @@ class _Signals:
         """The signals that it handles."""
         self._watching = watching
         self._numbers: list[int] = []
-        self._bears = 2
+        self._is_starting = True
 
     @property
     def noted(self) -> bool:
@@ -105,17 +106,18 @@ class _Signals:
 
     def __call__(self, number: int, _frame: FrameType | None = None) -> None:
         times = 1 if self._watching is None else self._watching.counts(number)
-        for _ in range(times):
-            self._numbers.append(number)
+        if times and not self.noted and self._is_starting:
+            _log.warning(STOPPING_AFTER_START, signal.Signals(number).name)
+        self._numbers += [number] * times
         self._raise_if_too_many()
 
     def raise_from_now_on(self) -> None:
         """The job has started: raise at the second signal."""
-        self._bears = 1
+        self._is_starting = False
         self._raise_if_too_many()
 
     def _raise_if_too_many(self) -> None:
-        if len(self._numbers) <= self._bears:
+        if len(self._numbers) <= (2 if self._is_starting else 1):
             return
         if self._numbers[-1] == signal.SIGINT:
             raise KeyboardInterrupt

@@ -1,16 +1,18 @@
-"""One batch as a single Spark action: sources -> Spark SQL -> operators -> Spark SQL -> sinks. Driver."""
+"""A job as DataFrames: sources -> Spark SQL -> operators -> Spark SQL -> sinks. Driver."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructField, StructType
 
 from penstock.config import OnBadRecord
-from penstock.errors import ConfigError, InternalError, UnavailableError
+from penstock.errors import ConfigError, InternalError
 from penstock.graph import (
     BadRecords,
     Late,
@@ -41,6 +43,7 @@ from penstock.spark.key_columns import (
 )
 from penstock.spark.operators.base import (
     BatchInput,
+    ClockValue,
     CompiledOperator,
     TaskFrame,
     every_subtask,
@@ -56,77 +59,119 @@ SOURCE = "__source"
 NOTHING = StructType([StructField("nothing", IntegerType())])
 
 
-def merged_sources(sources: list[Source]) -> DataFrame:
-    """All sources as one streaming DataFrame, so that one query, and one barrier, spans them."""
-    if len(sources) == 1:
-        return sources[0].frame
-    return reduce(DataFrame.unionByName, (_tagged(sources, index) for index in range(len(sources))))
+def merged_sources(sources: list[Source], columns: list[StructType]) -> DataFrame:
+    """These columns of all sources as one streaming DataFrame, so that one query, and one barrier, spans them."""
+    frames = [
+        frame if columns[at] == frame.schema else frame.select(*map(quoted, columns[at].fieldNames()))
+        for at, frame in enumerate(source.frame for source in sources)
+    ]
+    if len(frames) == 1:
+        return frames[0]
+    return reduce(DataFrame.unionByName, (_tagged(frames, index) for index in range(len(frames))))
 
 
-def _tagged(sources: list[Source], index: int) -> DataFrame:
+def _tagged(frames: list[DataFrame], index: int) -> DataFrame:
     columns: list[Column] = [F.lit(index).alias(SOURCE)]
-    for number, source in enumerate(sources):
-        schema = source.frame.schema
-        own = F.struct(*(F.col(quoted(name)) for name in source.frame.columns))
-        columns.append((own if number == index else F.lit(None)).cast(schema).alias(f"__s{number}"))
-    return sources[index].frame.select(*columns)
+    for number, frame in enumerate(frames):
+        own = F.struct(*(F.col(quoted(name)) for name in frame.columns))
+        columns.append((own if number == index else F.lit(None)).cast(frame.schema).alias(f"__s{number}"))
+    return frames[index].select(*columns)
+
+
+def rows_of_source(merged: DataFrame, sources: int, index: int) -> DataFrame:
+    """The rows of one source, with the columns that are read of it."""
+    return merged if sources == 1 else merged.where(F.col(SOURCE) == index).select(f"__s{index}.*")
+
+
+def with_unread_columns(rows: DataFrame, columns: StructType) -> DataFrame:
+    """The rows with all columns of their source. Using one that is not read fails."""
+    if rows.schema == columns:
+        return rows
+    read = set(rows.columns)
+    return rows.select(
+        *(
+            F.col(quoted(one.name))
+            if one.name in read
+            else _unread(one.name).cast(one.dataType).alias(one.name)
+            for one in columns.fields
+        )
+    )
+
+
+def _unread(name: str) -> Column:
+    return F.raise_error(F.lit(f"Penstock has not read the column {name}, for nothing seemed to use it"))
+
+
+MakeTask = Callable[[Assignment, SparkExecutor], Task]
+"""Makes a task for one batch."""
+
+
+class BatchSlots(Protocol):
+    """What differs from batch to batch, as the frames of a job use it: that of one batch, or a slot for that of any batch."""
+
+    def rows(self, source: int) -> DataFrame:
+        """The rows of a source, with all its columns."""
+        ...
+
+    def task(self, make: MakeTask, result: StructType) -> Task:
+        """The task that Spark calls; `result` are its columns."""
+        ...
+
+    def value(self, make: Callable[[Assignment], int]) -> Column:
+        """A number that depends on the batch."""
+        ...
+
+    def materialised(self, frame: DataFrame, sink: str | None = None) -> DataFrame:
+        """The frame with every partition computed. Two consumers must not compute one at the same time.
+
+        `sink` writes the frame's rows; the frame itself has those that it refuses.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What the plan of a batch depends on."""
+
+    wake: frozenset[str]
+    """See `Assignment.wake`."""
+    times: NewestTimes
+
+    @property
+    def key(self) -> object:
+        """Equal for batches with the same plan."""
+        return self.wake, self.times.shape
 
 
 @dataclass
-class BatchFrames:
-    """Builds the DataFrames of one batch, each node once."""
+class JobFrames:
+    """The DataFrames of a job, each node once."""
 
     compiled: Compiled
-    batch: DataFrame
-    assignment: Assignment
-    executor: SparkExecutor
-    times: NewestTimes = field(default_factory=NewestTimes)
+    slots: BatchSlots
+    parallelism: int
+    max_parallelism: int
+    shape: BatchShape
     _frames: dict[int, DataFrame] = field(default_factory=dict)
-    _persisted: list[DataFrame] = field(default_factory=list)
+    built: set[str] = field(default_factory=set)
+    """The operators that are part of a frame, by uid."""
     _divided: dict[str, DataFrame] = field(default_factory=dict)
     """The results of operators with further outputs, together with these, by uid."""
-    _written: dict[str, int] = field(default_factory=dict)
-    """The sinks that were written early because the job reads their bad rows, with the number of their tasks."""
 
-    def run(self) -> None:
-        """Run the batch. When it returns, every kept attempt has answered."""
-        sources = self.compiled.graph.sources
-        again = any(self.times.needs_a_pass(source.uid) for source in sources)
-        if again or len(sources) > 1 or sources[0].uid in self.compiled.shared:
-            self.batch = self._persist(self.batch)
+    def outputs(self) -> DataFrame:
+        """All sinks in one frame without rows. Running it runs the batch."""
         for operator in self.compiled.graph.operators:
             if operator.uid in self.compiled.shared:
-                self._frame(operator)
+                self.frame(operator)
         outputs = [self._output(output) for output in self.compiled.graph.outputs if not self._keeps(output)]
-        self._perform(reduce(DataFrame.union, outputs))
-        self._check_written_once()
-        for source in sources:
-            if self.times.needs_a_pass(source.uid):
-                self.times.look_through(source.uid, self._frame(source))
+        return reduce(DataFrame.union, outputs)
 
-    def run_operator(self, operator: Operator) -> None:
-        """Run an operator whose results are not used: its state must still see the rows."""
-        self._perform(self._frame(operator).groupBy().count())
+    def unread(self, operator: Operator) -> DataFrame:
+        """A frame that runs an operator whose results are not used: its state must still see the rows."""
+        return self.frame(operator).groupBy().count()
 
-    def _perform(self, frame: DataFrame) -> None:
-        frame.collect()
-        self.times.take(frame)
-
-    def release(self) -> None:
-        """Release the DataFrames that were persisted."""
-        for frame in self._persisted:
-            frame.unpersist()
-
-    def _persist(self, frame: DataFrame) -> DataFrame:
-        self._persisted.append(frame.persist())
-        return frame
-
-    def _materialised(self, frame: DataFrame) -> DataFrame:
-        """Compute every partition now: two consumers must not compute one at the same time."""
-        self._perform(self._persist(frame).groupBy().count())
-        return frame
-
-    def _frame(self, node: Node) -> DataFrame:
+    def frame(self, node: Node) -> DataFrame:
+        """The rows of a node."""
         if id(node) not in self._frames:
             self._frames[id(node)] = self._make(node)
         return self._frames[id(node)]
@@ -138,7 +183,7 @@ class BatchFrames:
             case Transform():
                 return self._transformed(node)
             case Union():
-                return self._frame(node.left).unionByName(self._frame(node.right))
+                return self.frame(node.left).unionByName(self.frame(node.right))
             case Operator():
                 tags = self.compiled.operators[node.uid].outputs.tags
                 return results_of(self._tagged(node), tags) if tags else self._untagged(node)
@@ -147,7 +192,7 @@ class BatchFrames:
                 return self._refused(of) if isinstance(of, Output) else rows_of(self._tagged(of), BAD)
             case Late() if self.compiled.operators[node.of.uid].finds_late_rows:
                 operator = self.compiled.operators[node.of.uid]
-                return operator.late_rows(self._input(node.of), self.assignment.clock_of(node.of.uid))
+                return operator.late_rows(self._input(node.of), self._clock_value(node.of))
             case Late():
                 return rows_of(self._tagged(node.of), LATE if node.input == LEFT else LATE_RIGHT)
             case Side():
@@ -158,37 +203,25 @@ class BatchFrames:
     def _keeps(self, node: Output) -> bool:
         return self.compiled.graph.policy(node) is OnBadRecord.KEEP
 
+    def _clock_value(self, node: Operator) -> ClockValue:
+        return lambda make: self.slots.value(lambda assignment: make(assignment.clock_of(node.uid)))
+
     def _untagged(self, node: Operator) -> DataFrame:
         frame = self._operator(node)
-        return self._materialised(frame) if node.uid in self.compiled.shared else frame
+        return self.slots.materialised(frame) if node.uid in self.compiled.shared else frame
 
     def _tagged(self, node: Operator) -> DataFrame:
         """The results of an operator together with its other outputs; it runs once for all of them."""
         if node.uid not in self._divided:
-            self._divided[node.uid] = self._materialised(self._operator(node))
+            self._divided[node.uid] = self.slots.materialised(self._operator(node))
         return self._divided[node.uid]
 
     def _refused(self, output: Output) -> DataFrame:
         """Write to the sink now, whether or not anything reads the rows that it refuses. Returns these."""
-        letters = self._materialised(self._output(output))
-        self._written[output.uid] = self._answers(output.uid)
-        return letters
-
-    def _answers(self, uid: str) -> int:
-        return sum(answer.uid == uid for answer in self.executor.given())
-
-    def _check_written_once(self) -> None:
-        """Check that Spark has not written again: to recover lost bad rows, its tasks would write all other rows again."""
-        for uid, tasks in self._written.items():
-            if self._answers(uid) > tasks:
-                raise UnavailableError(
-                    f"batch {self.assignment.batch} is given up: Spark lost bad rows of the sink {uid} and wrote to it again; the job goes "
-                    "back to its checkpoint",
-                    sink=uid,
-                )
+        return self.slots.materialised(self._output(output), output.uid)
 
     def _transformed(self, node: Transform) -> DataFrame:
-        result = node.function(self._frame(node.upstream))
+        result = node.function(self.frame(node.upstream))
         expected = self.compiled.eager.get(id(node))
         if expected is not None and tuple(result.columns) != expected:
             raise ConfigError(
@@ -198,47 +231,46 @@ class BatchFrames:
         return result
 
     def _source(self, node: Source) -> DataFrame:
-        sources = self.compiled.graph.sources
-        if len(sources) == 1:
-            return self.times.observed(node.uid, self.batch)
-        index = sources.index(node)
-        own = self.batch.where(F.col(SOURCE) == index).select(f"__s{index}.*")
-        return self.times.observed(node.uid, own)
+        rows = self.slots.rows(self.compiled.graph.sources.index(node))
+        return self.shape.times.observed(node.uid, rows, self.slots.value)
 
     def _operator(self, node: Operator) -> DataFrame:
         operator = self.compiled.operators[node.uid]
-        return self._keyed(node, tagged(operator.result, operator.outputs.tags))
+        return self._keyed(node, self._task(operator), tagged(operator.result, operator.outputs.tags))
 
     def _output(self, output: Output) -> DataFrame:
-        policy = self.compiled.graph.policy(output)
-        sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor, policy)
-        upstream, result = output.upstream, LETTERS if policy is OnBadRecord.KEEP else NOTHING
-        if isinstance(upstream, Operator) and upstream.uid not in self.compiled.shared:
-            return self._keyed(upstream, result, sink)
-        return _in_arrow(self._frame(upstream), sink, result)
+        policy, upstream = self.compiled.graph.policy(output), output.upstream
+        result = LETTERS if policy is OnBadRecord.KEEP else NOTHING
 
-    def _keyed(self, node: Operator, result: StructType, sink: SinkWriter | None = None) -> DataFrame:
+        def sink(assignment: Assignment, executor: SparkExecutor) -> SinkWriter:
+            return SinkWriter(output.uid, output.sink, assignment, executor, policy)
+
+        if isinstance(upstream, Operator) and upstream.uid not in self.compiled.shared:
+            operator = self._task(self.compiled.operators[upstream.uid])
+            return self._keyed(upstream, lambda *batch: Fused(operator(*batch), sink(*batch)), result)
+        return self._in_arrow(self.frame(upstream), sink, result)
+
+    def _keyed(self, node: Operator, task: MakeTask, result: StructType) -> DataFrame:
         """The results of an operator's tasks, or of a sink that writes these results in the same tasks."""
+        self.built.add(node.uid)
         operator = self.compiled.operators[node.uid]
-        task = self._task(operator)
-        fused = task if sink is None else Fused(task, sink)
         rows = with_key(normalised(self._input(node), operator.float_keys), node.keys)
         batch = BatchInput(
             rows,
-            self.assignment.clock_of(node.uid),
+            self._clock_value(node),
             second=lambda second: self._input(node, second),
-            frame_of=self._frame,
+            frame_of=self.frame,
             sort_key=self._sort_key,
             every_subtask=self._every_subtask,
         )
-        return self._placed(node, operator.prepared(batch), fused, result)
+        return self._placed(node, operator.prepared(batch), task, result)
 
-    def _task(self, operator: CompiledOperator) -> Subtask:
-        return Subtask(
+    def _task(self, operator: CompiledOperator) -> Callable[[Assignment, SparkExecutor], Subtask]:
+        return lambda assignment, executor: Subtask(
             operator.node.uid,
             operator.spec,
-            self.assignment,
-            self.executor,
+            assignment,
+            executor,
             operator.on_bad_record,
             late=operator.outputs.late_schema(LEFT),
             late_right=operator.outputs.late_schema(RIGHT),
@@ -252,61 +284,59 @@ class BatchFrames:
         upstream = node.upstream if second is None else second.upstream
         meeting = streams_that_meet(upstream) if node.judges_by_time else []
         if len(meeting) <= 1:
-            return self._frame(upstream)
+            return self.frame(upstream)
         named = getattr(node if second is None else second, "event_time", None)
         return reduce(DataFrame.unionByName, (self._believed(*one, named) for one in meeting))
 
     def _believed(self, stream: Node, limits: TimeLimits, named: str | None) -> DataFrame:
-        frame, ahead_us = self._frame(stream), limits.ahead_us
+        frame, ahead_us = self.frame(stream), limits.ahead_us
         time = stream.event_time_column() if named is None else None
         column = named if time is None else time.column
         if ahead_us is None or column is None:
             return frame
-        return with_trusted_times(column, frame, self.assignment.now_us + ahead_us)
+        return with_trusted_times(column, frame, self.slots.value(lambda batch: batch.now_us + ahead_us))
 
-    def _placed(self, node: Operator, prepared: TaskFrame, task: Task, result: StructType) -> DataFrame:
+    def _placed(self, node: Operator, prepared: TaskFrame, task: MakeTask, result: StructType) -> DataFrame:
         """Rows in their subtasks. Spark's own shuffle may already place every key correctly.
 
         The plan of the whole frame is checked for that, because Spark plans it only once.
         """
-        rows, place = prepared.rows, self.assignment.place
-        may_be_placed = not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0
-        if prepared.grouped_by is not None and may_be_placed and node.uid not in self.assignment.wake:
-            frame = _in_arrow(rows, task, result)
-            if placed_by_key(frame, _plain_names(rows, prepared.grouped_by), place.parallelism):
+        rows, parallelism = prepared.rows, self.parallelism
+        may_be_placed = not self.compiled.own_shuffles and self.max_parallelism % parallelism == 0
+        if prepared.grouped_by is not None and may_be_placed and node.uid not in self.shape.wake:
+            frame = self._in_arrow(rows, task, result)
+            if placed_by_key(frame, _plain_names(rows, prepared.grouped_by), parallelism):
                 return frame
         placed = self._by_subtask(node, rows)
         if prepared.order_by:
             placed = placed.sortWithinPartitions(*prepared.order_by)
-        return _in_arrow(placed, task, result)
+        return self._in_arrow(placed, task, result)
 
     def _sort_key(self, keys: tuple[str, ...]) -> Column:
-        place = self.assignment.place
         if not keys:
-            return self.compiled.column("sort key", lambda: sort_key_of_partition(place.parallelism))
-        return self.compiled.column(("sort key", keys), lambda: sort_key(keys, place.max_parallelism))
+            return self.compiled.column("sort key", lambda: sort_key_of_partition(self.parallelism))
+        return self.compiled.column(("sort key", keys), lambda: sort_key(keys, self.max_parallelism))
 
     def _every_subtask(self) -> Column:
-        parallelism = self.assignment.place.parallelism
-        return self.compiled.column("every subtask", lambda: every_subtask(parallelism))
+        return self.compiled.column("every subtask", lambda: every_subtask(self.parallelism))
 
     def _by_subtask(self, node: Operator, rows: DataFrame) -> DataFrame:
-        parallelism = self.assignment.place.parallelism
-        if node.uid in self.assignment.wake:
+        parallelism = self.parallelism
+        if node.uid in self.shape.wake:
             rows = waking_all(rows, parallelism)
         subtask = self.compiled.column(
             "subtask", lambda: partition_by_number(rows.sparkSession, subtask_of(parallelism), parallelism)
         )
         return repartitioned(rows, parallelism, subtask)
 
-
-def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
-    """`mapInArrow`, with the columns renamed by position to the names in the plan."""
-    names = tuple(rows.columns)
-    plain = _plain_names(rows, names)
-    if plain != names:
-        rows = rows.toDF(*plain)
-    return rows.mapInArrow(ReadableErrors(RenamedColumns(names, task)), result)
+    def _in_arrow(self, rows: DataFrame, make: MakeTask, result: StructType) -> DataFrame:
+        """`mapInArrow`, with the columns renamed by position to the names in the plan."""
+        names = tuple(rows.columns)
+        plain = _plain_names(rows, names)
+        if plain != names:
+            rows = rows.toDF(*plain)
+        task = self.slots.task(lambda *batch: ReadableErrors(RenamedColumns(names, make(*batch))), result)
+        return rows.mapInArrow(task, result)
 
 
 def _plain_names(rows: DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, shown_alone
 from penstock.ids import NO_CHECKPOINT
+from penstock.job_spec import Uids
 from penstock.ownership.claim import read_descents
 from penstock.recovery.history import read_history
 from penstock.requests.request_files import Facts, Kind, Request
 from penstock.spark.job_runner import JobRunner
 from penstock.spark.local_session import is_alive
 from penstock.spark.positions import SilentSince, SourceEnds
-from penstock.spark.status import StartOptions, Status
-from penstock.status.live import Progress
+from penstock.start_options import StartOptions
+from penstock.status.live import Progress, Status
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -42,6 +43,8 @@ class JobHandle:
     @classmethod
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
+        parts = (job.graph.sources, job.graph.operators, job.graph.outputs)
+        options.changes.check_names(Uids(*([one.uid for one in kind] for kind in parts)))
         return cls(JobRunner.start(job, options))
 
     # ── what the user can do ───────────────────────────────────────────────────────────────────

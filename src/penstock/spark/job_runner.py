@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.checkpoint.metadata import found_checkpoints
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
 from penstock.dashboard.web_server import ServerProcess, start_server_process
@@ -23,14 +24,15 @@ from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.job_record import JobRecord, job_record_of, keep_job_record, record_key_groups
 from penstock.ownership.runs import RunEnds, RunOutcome, earlier_attempts
+from penstock.places import safe_text
 from penstock.recovery.cleanup import forget_everything
 from penstock.recovery.restart import Failure, would_come_again
+from penstock.recovery.start import start_run
 from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
 from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
 from penstock.requests.request_server import LOOK_S, LocalRequests, RequestServer
-from penstock.run.start import start_run
 from penstock.savepoint.manifest import Manifest
-from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
+from penstock.savepoint.restore import GivenSavepoint, given_savepoint, restore_savepoint
 from penstock.spark.compiled import Compiled, compile_job, plan_of, spec_of
 from penstock.spark.failure_messages import (
     add_next_step,
@@ -46,14 +48,16 @@ from penstock.spark.local_session import is_alive
 from penstock.spark.positions import LatestPositions, check_log_positions
 from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
-from penstock.spark.status import StartOptions, Status
 from penstock.spark.tasks import run_restore_tasks
+from penstock.start_options import StartOptions
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.status import sentences
+from penstock.status.listeners import Listeners
+from penstock.status.live import Status
 from penstock.status.reporter import STARTING, STOPPING, JobReporter
 from penstock.storage import Storage
 from penstock.supervise.channel import ProgramReport, supervised_by, supervisor
-from penstock.wording import counted, storable
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -72,6 +76,7 @@ class JobRunner:
         guarantee: Guarantee,
         options: StartOptions,
         *,
+        savepoint: GivenSavepoint | None,
         record: JobRecord,
         page: ServerProcess | None = None,
     ) -> None:
@@ -80,6 +85,7 @@ class JobRunner:
         self.compiled = compiled
         self._spec = spec
         self._options = options
+        self._savepoint = savepoint
         self._keep_record = partial(keep_job_record, spec.storage, record)
         self._restore = options.restore
         self._stopping = threading.Event()
@@ -99,7 +105,7 @@ class JobRunner:
             plan,
             status=self._doing,
             coordinator=self.coordinator,
-            listeners=options.listeners,
+            listeners=Listeners(options.listeners),
             page=page,
             shows_rows=spec.shows_rows,
         )
@@ -132,6 +138,7 @@ class JobRunner:
     @classmethod
     def start(cls, job: Job, options: StartOptions) -> JobRunner:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
+        savepoint = given_savepoint(job.storage, options.savepoint, claim=options.claim)
         job.storage.check_place()
         if (watching := supervisor()) is not None:
             watching.say(ProgramReport(storage=job.storage.uri))
@@ -140,31 +147,33 @@ class JobRunner:
         if not options.takeover:  # an early check, before Spark does any work; it is repeated later
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
-            if_refused.callback(options.listeners.close)
-            page = None if options.ui is None else start_server_process(job.storage, job.name, options.ui)
+            pages = options.pages
+            page = None if pages is None else start_server_process(job.storage, job.name, pages)
             if page is not None:
                 if_refused.callback(page.close)
                 sentences.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
-            runner = cls._made(job, options, page)
+            runner = cls._made(job, options, savepoint, page)
             runner._begin()
             if_refused.pop_all()
         return runner
 
     @classmethod
-    def _made(cls, job: Job, options: StartOptions, page: ServerProcess | None) -> JobRunner:
+    def _made(
+        cls, job: Job, options: StartOptions, savepoint: GivenSavepoint | None, page: ServerProcess | None
+    ) -> JobRunner:
         guarantee = guarantee_of(job)
         with quiet_logs_for(job.graph.sources):
             compiled = compile_job(job.graph)
-        check_log_positions(job.graph.sources, options.changes, options.savepoint)
+        check_log_positions(job.graph.sources, options.changes, savepoint)
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = job_record_of(
             job.storage,
             JobRecord(job.name, job.max_parallelism),
-            may_have_other_groups=options.savepoint is not None,
+            may_have_other_groups=savepoint is not None,
         )
         spec = spec_of(job, compiled, record.owner)
-        return cls(job, compiled, spec, guarantee, options, record=record, page=page)
+        return cls(job, compiled, spec, guarantee, options, savepoint=savepoint, record=record, page=page)
 
     def _begin(self) -> None:
         of_job(self._spec.name)
@@ -214,6 +223,8 @@ class JobRunner:
         ):  # again, because this may be long after the first check
             refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall(), self._claimant.token)
         savepoint = self._adopt_savepoint()
+        if not self._claimant.has_claimed:
+            self.observer.found(found_checkpoints(self._spec.storage))
         watch = Stopwatch()
         start = start_run(
             self._spec,
@@ -229,7 +240,7 @@ class JobRunner:
             given_up=lambda: self._cancelled,
         )
         if (
-            self._options.savepoint is not None
+            self._savepoint is not None
         ):  # a crash may have come before the restore of the savepoint had done it
             record_key_groups(start.plan.claim, self._spec.max_parallelism)
         now = SYSTEM_CLOCK.wall()
@@ -252,7 +263,7 @@ class JobRunner:
 
     def _adopt_savepoint(self) -> str:
         """Restore the savepoint, once for this start, before its first run. Returns its folder if this start restored it."""
-        savepoint = self._options.savepoint
+        savepoint = self._savepoint
         if savepoint is None or self._claimant.has_claimed:
             return ""
         sentences.LIFE.info(sentences.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
@@ -365,7 +376,7 @@ class JobRunner:
 
     def _answer_open_requests(self, met: BaseException | None) -> None:
         facts: Facts = {"status": self.status.value, "checkpoint": self.observer.progress.checkpoint}
-        facts |= {} if met is None else {"failing": storable(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
+        facts |= {} if met is None else {"failing": safe_text(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
         facts |= self.actions.how_to_stop.made or {}
         self._request_server.ended(facts, self._why_not)
         self.local_requests.ended(facts, self._why_not)
@@ -403,7 +414,9 @@ class JobRunner:
                     raise
                 self._check_spark(error)
                 if self._cancelled:
-                    _log.warning("job %s is cancelled while it fails: %s", self.job.name, error)
+                    _log.warning(
+                        "job %s is cancelled while it fails: %s", self.job.name, safe_text(str(error))
+                    )
                     failed = error
                     break
                 self.observer.has_failed()
@@ -415,7 +428,7 @@ class JobRunner:
                     _log.warning(
                         "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "
                         "had failed with: %s",
-                        *(self.job.name, error),
+                        *(self.job.name, safe_text(str(error))),
                     )
                     failed = error
                     break

@@ -22,8 +22,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
-from penstock.spark.class_archive import archive_options
-from penstock.spark.java import JavaHome, cache_dir, find_java, use_java, write_cached
+from penstock.spark.java import JavaHome, archive_options, cache_dir, find_java, use_java, write_cached
 from penstock.spark.versions import with_version
 from penstock.supervise.channel import take_socket_from_environment
 

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from penstock import start_options
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import Source
@@ -29,8 +28,8 @@ from penstock.savepoint.restore import GivenSavepoint
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.inspection import leaf_options, leaves, source_kind, streaming_leaves
 from penstock.spark.log_source import FORMAT as LOG
-from penstock.spark.query_progress import rows_between
-from penstock.wording import counted
+from penstock.spark.query_reports import rows_between
+from penstock.wording import counted, start_option
 
 KAFKA = "kafka"
 
@@ -58,7 +57,7 @@ class LatestPositions:
         if kind == KAFKA:
             return self._end_of_stream(uid, leaf)
         raise ConfigError(
-            f"{start_options.positions(uid, LATEST)}: a source of the kind {kind} cannot be asked where it ends; only Kafka and "
+            f"{start_option(positions={uid: LATEST})}: a source of the kind {kind} cannot be asked where it ends; only Kafka and "
             "PartitionedLog can be asked. Give its position instead, as a checkpoint shows it",
             uid=uid,
             kind=kind,

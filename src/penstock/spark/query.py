@@ -17,23 +17,24 @@ from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, SparkBatch
 from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
 from penstock.recovery.restart import Failure
+from penstock.recovery.start import Start, forget_working_files, make_coordinator
 from penstock.requests.job_actions import JobActions
 from penstock.run import run
 from penstock.run.assignment import Answer, Assignment
 from penstock.run.run import BatchUnderWay, Run
-from penstock.run.start import Start, forget_working_files, make_coordinator
 from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
 from penstock.snapshot.transfer import Room, in_background
-from penstock.spark.compiled import Compiled, batch_settings, with_settings
+from penstock.spark.batch_plans import BatchPlans, BatchRun
+from penstock.spark.compiled import Compiled
 from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure
-from penstock.spark.frames import BatchFrames, merged_sources
+from penstock.spark.frames import merged_sources
 from penstock.spark.log_source import set_paces, when_caught_up
-from penstock.spark.query_progress import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
+from penstock.spark.query_reports import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
 from penstock.status.observer import Observer
 from penstock.wording import counted
@@ -84,16 +85,14 @@ class QueryRun:
         self._cancelled = False
         self._given_up = False
         self._query: StreamingQuery | None = None
-        self._settings = batch_settings(
-            compiled.session, own_shuffles=compiled.own_shuffles, parallelism=spec.parallelism
-        )
+        self._plans = BatchPlans(compiled, spec)
         self._caught_up = threading.Event()
-        self._read = start.plan.last_read
+        self._read = SparkBatch(start.plan.last_read)
         """Spark's number of the last completed batch."""
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
         self._input_rows = SourceRowCounts(after=start.plan.last_read, numbers=spec.source_numbers)
-        self._batch_of: dict[int, int] = {}
+        self._batch_of: dict[SparkBatch, CheckpointId] = {}
         """Our number of a batch by Spark's number, for batches on which Spark has not reported yet."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)
         self._run = Run(
@@ -106,7 +105,7 @@ class QueryRun:
             in_background=in_background,
             room=Room(),
         )
-        self._merged = merged_sources(job.graph.sources)
+        self._merged = merged_sources(job.graph.sources, self._plans.columns)
         self._empty = EmptyBatches(compiled.session, self._merged.schema)
         self._silence = IdleCheck(job.trigger_s or 0.0)
         self._mailbox = self._open_mailbox()
@@ -168,6 +167,7 @@ class QueryRun:
             self._fail(error)
             raise
         finally:
+            self._plans.close()
             self._mailbox.close()  # first, because pending messages may name files that the coordinator has to discard
             self._run.close()
             self._loop.stop(lambda: self._cancelled)
@@ -366,14 +366,12 @@ class QueryRun:
             if self._closed or self._failure is not None:
                 return  # Spark notes the batch as done in the log of this run, which no later run reads
             self._silence.broken()
-            read = CheckpointId(number)
+            read = SparkBatch(number)
             self._batch_of[read] = self._run.next_batch
             self._run_batch(frame, partial(self._run.begin_batch, read, planned_us=planned_us), read)
             self._read = read
 
-    def _run_batch(
-        self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: CheckpointId
-    ) -> None:
+    def _run_batch(self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: int) -> None:
         """Run one batch; the caller holds the batch lock. Raises `BatchFailedError`, and keeps the failure itself.
 
         `place` is the same when the same rows are read again: it is Spark's number, which does not count ticks.
@@ -415,21 +413,9 @@ class QueryRun:
             self._stopping.wait(POLL_S)
 
     def _perform(self, frame: DataFrame, assignment: Assignment, newest: NewestTimes) -> list[Answer]:
-        session = frame.sparkSession
-        executor = SparkExecutor.of(session, self._mailbox.address)
-        frames = BatchFrames(self._compiled, frame, assignment, executor, newest)
+        executor = SparkExecutor.of(frame.sparkSession, self._mailbox.address)
+        batch = BatchRun(frame, assignment, executor, newest)
         try:
-            with with_settings(session, self._settings):
-                return self._answers(frames, executor)
+            return self._plans.run(batch)
         finally:
-            frames.release()
-            executor.forget()
-
-    def _answers(self, frames: BatchFrames, executor: SparkExecutor) -> list[Answer]:
-        frames.run()
-        answers = executor.given()
-        for operator in reversed(self._compiled.graph.operators):
-            if not any(answer.uid == operator.uid for answer in answers):
-                frames.run_operator(operator)
-                answers = executor.given()
-        return answers
+            batch.release()

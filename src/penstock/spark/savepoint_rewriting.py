@@ -20,14 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructField, StructType
 
-from penstock import start_options
-from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.checkpoint.model import Barrier, SourceFile
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.ids import SYSTEM_RANDOMNESS, checked_name
-from penstock.progress import each
+from penstock.long_work import each
 from penstock.recovery.restore_options import LATEST, START, checked_positions, choose_position
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.create import new_mark
@@ -58,7 +57,7 @@ from penstock.state.lifetimes import LONG_AGO_US, Measure
 from penstock.state.subtask_rows import share_of, subtask_sort_key
 from penstock.storage import Storage, open_storage
 from penstock.version import __version__
-from penstock.wording import did_you_mean, named
+from penstock.wording import did_you_mean, named, start_option
 
 _GIVEN, _NEW = "given", "new_"
 """Temporary columns: whether a row is corrected, and its corrected values."""
@@ -431,7 +430,7 @@ def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
 
 def _no_latest(uid: str) -> Sequence[str]:
     raise ConfigError(
-        f"{start_options.positions(uid, LATEST)}: only a job can ask a source where it ends; say it when the job is started with the "
+        f"{start_option(positions={uid: LATEST})}: only a job can ask a source where it ends; say it when the job is started with the "
         "savepoint, or give the position itself",
         source=uid,
     )

@@ -26,8 +26,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, Ti
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import PICKING, Kind, partial_name
 from penstock.operators.event_time import TimeColumn
-from penstock.operators.specs import placed_by, refused_values
 from penstock.operators.state.timers import AT, KINDS, timer_table
+from penstock.savepoint.views import placed_by, refused_values
 from penstock.spark.event_times import in_microseconds
 from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable

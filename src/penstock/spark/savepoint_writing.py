@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.model import Barrier
 from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
 from penstock.ids import SYSTEM_RANDOMNESS
+from penstock.long_work import each
 from penstock.operators.state.timers import KINDS, timer_table
-from penstock.progress import each
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.create import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator

@@ -19,14 +19,14 @@ from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InternalError
-from penstock.progress import counted_by
+from penstock.long_work import counted_by
+from penstock.places import safe_text
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.run.assignment import Answer, Executor, decode_answer, encode_answer
 from penstock.snapshot.mailbox import Address, Message, send
 from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.uploader import UPLOADER, Upload
 from penstock.state.handle import StateHandle
-from penstock.wording import storable
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function that Spark calls with the rows of a partition."""
@@ -123,14 +123,15 @@ class ReadableErrors:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Exceptions that are raised inside can be encoded as UTF-8."""
+    """Exceptions that are raised inside can be encoded as UTF-8, and have no passwords: Spark logs them."""
     try:
         yield
     except Exception as error:
         text = "".join(format_exception(error))
-        if storable(text) == text:
+        safe = safe_text(text)
+        if safe == text:
             raise
-        raise RuntimeError(storable(text)) from None
+        raise RuntimeError(safe) from None
 
 
 @dataclass(frozen=True)

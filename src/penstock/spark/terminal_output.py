@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.log_fields import JsonLines, LogForm, is_json, wanted_form
-from penstock.progress import PATIENCE_S, USUAL_COLUMNS, Display, displayed, is_terminal, open_works
+from penstock.long_work import PATIENCE_S, USUAL_COLUMNS, Display, displayed, is_terminal, open_works
 from penstock.status.sentences import LIFE, Rate, live_line
 
 if TYPE_CHECKING:

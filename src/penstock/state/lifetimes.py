@@ -238,7 +238,7 @@ class Fading(NamedTuple):
 
 
 def fading(endings: Sequence[Ending], rows: int) -> Fading:
-    """When that will be for a file of so many rows."""
+    """When that will be for a file with this number of rows."""
     by_event = [ending for ending in endings if ending.measure is Measure.WATERMARK]
     by_clock = [ending for ending in endings if ending.measure is not Measure.WATERMARK]
     return Fading(_fading(by_clock, rows), _fading(by_event, rows))

@@ -94,9 +94,8 @@ def make_job_dir(folder: Path) -> None:
     with working_files(folder):
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=_PRIVATE, exist_ok=True)
-        if re.fullmatch(
-            rf"{_DEFAULT_ROOT}\d+", root.name
-        ):  # a folder that the user gave is the user's affair
+        # a folder that the user gave is the user's affair
+        if re.fullmatch(rf"{_DEFAULT_ROOT}\d+", root.name):
             _check_own(root)
             _tighten(root)
         folder.mkdir(mode=_PRIVATE, exist_ok=True)
@@ -223,8 +222,7 @@ def fingerprint(path: Path) -> Fingerprint:
 class HashedFiles:
     """The fingerprints of files that one process has hashed. A file keeps its fingerprint when it is renamed or linked."""
 
-    def __init__(self, most: int = MOST_REMEMBERED) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: dict[tuple[int, int, int, int], Fingerprint] = {}
         self._lock = threading.Lock()
 
@@ -235,7 +233,7 @@ class HashedFiles:
         with self._lock:
             self._known.pop(identity, None)
             self._known[identity] = found
-            while len(self._known) > self._most:
+            while len(self._known) > MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]
         return found
 

@@ -28,13 +28,22 @@ def cut(sizes: Bytes, max_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def in_batches(table: pa.Table, max_bytes: int = PART_BYTES) -> Iterator[pa.RecordBatch]:
-    """The rows of a table in record batches of at most so many bytes; nothing is copied."""
+    """The rows of a table in record batches of at most this size in bytes; nothing is copied."""
     for batch in table.to_batches():
         if batch.nbytes <= max_bytes:
             yield batch
             continue
         for start, stop in cut(row_bytes(batch.columns), max_bytes):
             yield batch.slice(start, stop - start)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of the table in one batch, always copied: a part of a table would keep the whole table in memory."""
+    columns = [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def row_bytes(columns: Sequence[pa.Array], rows: Bytes | None = None) -> Bytes:

@@ -251,7 +251,7 @@ class ProcessStarted(_Event, frozen=True, kw_only=True, tag="process_started"):
 
 
 class Lost(_Event, frozen=True, kw_only=True, tag="lost"):
-    """So many events could not be written down: storage did not take them in time."""
+    """Events that could not be written: storage did not accept them in time."""
 
     events: int
     MOST_WAITING: ClassVar[int] = 10_000

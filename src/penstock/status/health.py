@@ -75,11 +75,11 @@ def verdict(view: JobView) -> Verdict:
     if view.state is JobState.RUNNING:
         return _running(view, found)
     urgent = any(one.urgent for one in found)
-    tone = Tone.BAD if urgent else Tone.WARNING if view.state.is_down else _TONES[view.state]
+    tone = Tone.BAD if urgent else Tone.WARNING if view.state.is_down else _TONES.get(view.state, Tone.QUIET)
     details = _of_the_state(view)
-    detail = details.sentences if details is not None else _DETAILS[view.state](view)
+    detail = details.sentences if details is not None else _DETAILS.get(view.state, _ended)(view)
     others = [one.text for one in found if one.urgent and one != details][:1]
-    return Verdict(tone, _HEADLINES[view.state], " ".join([detail, *others]))
+    return Verdict(tone, _HEADLINES.get(view.state, capital(view.state)), " ".join([detail, *others]))
 
 
 def needs_attention(view: JobView) -> bool:
@@ -106,6 +106,7 @@ def _concerns(view: JobView) -> Iterator[Concern]:
     yield from _late(view)
     yield from _failed_checkpoints(view)
     yield from _sinks_down(view)
+    yield from _uncommitted(view)
     yield from _silent(view)
     yield from _failed_lately(view)
     yield from _unreadable_files(view)
@@ -197,7 +198,7 @@ def _restarting(view: JobView) -> Concern:
 
 
 def _continues(view: JobView) -> str:
-    last = view.last_completed
+    last = next((one for one in view.checkpoints if one.retained), None)
     return (
         f"continues from checkpoint {last.checkpoint}"
         if last is not None
@@ -276,6 +277,23 @@ def _sinks_down(view: JobView) -> Iterator[Concern]:
             )
 
 
+def _uncommitted(view: JobView) -> Iterator[Concern]:
+    """Nothing commits for a job that does not run."""
+    if view.live is None or view.state.is_alive:
+        return
+    for uid, sink in view.live.sinks.items():
+        if sink.waiting:
+            wait = "may still wait" if not sink.down else "waits" if sink.waiting == 1 else "wait"
+            why = f", which did not take commits: {_brief(sink.down)}" if sink.down else ""
+            yield Concern(
+                Tone.WARNING if view.supervised and view.state.is_down else Tone.BAD,
+                f"{counted(sink.waiting, 'transaction')} ({counted(sink.waiting_rows, 'row')}) of the sink {uid} {wait} for a commit that "
+                f"the last checkpoint promised{why}. Readers do not see these rows.",
+                "Check that the sink's target answers, and start the job again: it commits them first. Until then keep the job's storage "
+                "and the open transactions in the target, or the rows are lost.",
+            )
+
+
 def _silent(view: JobView) -> Iterator[Concern]:
     if view.live is None or not view.state.is_alive:
         return
@@ -349,7 +367,8 @@ def _starting(view: JobView) -> str:
 
 
 def _ended(view: JobView) -> str:
-    return f"Nothing is wrong. Started again, the job {_continues(view)}."
+    fine = "" if needs_attention(view) else "Nothing is wrong. "
+    return f"{fine}Started again, the job {_continues(view)}."
 
 
 _DETAILS: dict[JobState, Callable[[JobView], str]] = {
@@ -357,29 +376,13 @@ _DETAILS: dict[JobState, Callable[[JobView], str]] = {
     JobState.STOPPING: lambda _: (
         "The current batch ends, and everything processed is completed and committed. Then the job ends."
     ),
-    JobState.FINISHED: _ended,
-    JobState.STOPPED: _ended,
-    JobState.CANCELLED: _ended,
     JobState.NEW: lambda _: "It has never run. Start its program.",
 }
-_HEADLINES = {
-    JobState.STARTING: "Starting",
-    JobState.STOPPING: "Stopping",
-    JobState.RESTARTING: "Restarting",
-    JobState.FINISHED: "Finished",
-    JobState.STOPPED: "Stopped",
-    JobState.CANCELLED: "Cancelled",
-    JobState.FAILED: "Failed",
-    JobState.DIED: "Dead",
-    JobState.NEW: "Never run",
-    JobState.UNREADABLE: "Not readable",
-}
+"""Of the states that a healthy job is in while it does not process rows; the others are those of a job that ended."""
+_HEADLINES = {JobState.DIED: "Dead", JobState.NEW: "Never run", JobState.UNREADABLE: "Not readable"}
+"""Where the name of the state is not clear enough."""
 _TONES = {
     JobState.STARTING: Tone.BUSY,
     JobState.STOPPING: Tone.BUSY,
     JobState.RESTARTING: Tone.WARNING,
-    JobState.FINISHED: Tone.QUIET,
-    JobState.STOPPED: Tone.QUIET,
-    JobState.CANCELLED: Tone.QUIET,
-    JobState.NEW: Tone.QUIET,
 }

@@ -12,7 +12,8 @@ from itertools import groupby
 
 import msgspec
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
+from penstock.checkpoint.pending import PendingLive
 from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
@@ -23,8 +24,10 @@ from penstock.status.events import (
     ProcessDied,
     RunFailed,
     RunStarted,
+    SinkDown,
+    SinkUp,
 )
-from penstock.status.live import PendingLive, Progress
+from penstock.status.live import Progress, SinkLive
 from penstock.status.make_events import subtask_times
 from penstock.status.view import (
     CheckpointStatus,
@@ -60,7 +63,7 @@ _NUMBER = re.compile(
 
 
 def history(
-    events: Iterable[Event],
+    events: Sequence[Event],
     stored: Mapping[Name, Completed],
     committed: Iterable[Name],
     pending: Sequence[PendingLive] = (),
@@ -82,7 +85,8 @@ def history(
                 failed.append(_failed(event))
     for name, completed in stored.items():
         known[name] = msgspec.structs.replace(known.get(name) or of_metadata(completed), retained=True)
-    for name in committed:
+    restored = [(one.restored_from, one.restored_from_run) for one in events if isinstance(one, RunStarted)]
+    for name in (*committed, *restored):  # a run commits what its checkpoint promised before it starts
         if name in known and not known[name].committed_at:
             known[name] = msgspec.structs.replace(known[name], committed_at=known[name].completed_at)
     under_way = [_pending(one, run) for one in pending if (one.checkpoint, run) not in known]
@@ -90,30 +94,57 @@ def history(
     return tuple(sorted(everything, key=lambda one: (one.triggered_at, one.checkpoint), reverse=True))
 
 
+def with_promised(
+    live: Progress,
+    events: Iterable[Event],
+    stored: Mapping[Name, Completed],
+    known: Iterable[CheckpointView],
+) -> Progress:
+    """The last progress of a job that does not run. Its sinks wait for the transactions that the newest checkpoint promised, and no others.
+
+    The next run commits them, and aborts all others. If sinks were down, the other sinks have committed theirs.
+    """
+    newest = max(stored, default=None)
+    is_committed = any((one.checkpoint, one.run) == newest and one.committed_at for one in known)
+    promised = () if newest is None or is_committed else stored[newest].transactions
+    down = _sinks_down(events)
+    if any(one.sink in down for one in promised):
+        promised = tuple(one for one in promised if one.sink in down)
+    sinks = {uid: SinkLive() for uid in (one.sink for one in promised)} | live.sinks
+    for uid, sink in sinks.items():
+        own = [one for one in promised if one.sink == uid]
+        sinks[uid] = msgspec.structs.replace(
+            sink,
+            waiting=len(own),
+            waiting_rows=sum(one.rows for one in own),
+            waiting_since=stored[newest].completed_at if own and newest is not None else 0.0,
+            down=down.get(uid, sink.down) if own else sink.down,
+        )
+    return msgspec.structs.replace(live, sinks=sinks)
+
+
+def _sinks_down(events: Iterable[Event]) -> dict[str, str]:
+    """The sinks that did not take commits at the end, and why. All had taken them when a run started."""
+    down: dict[str, str] = {}
+    for event in events:
+        match event:
+            case SinkDown():
+                down[event.sink] = event.why
+            case SinkUp():
+                down.pop(event.sink, None)
+            case RunStarted():
+                down.clear()
+    return down
+
+
 def _completed(event: CheckpointCompleted) -> CheckpointView:
-    return CheckpointView(
-        checkpoint=event.checkpoint,
-        run=event.run,
-        status=CheckpointStatus.COMPLETED,
-        triggered_at=event.triggered_at,
-        completed_at=event.at,
-        barrier_at=event.barrier_at,
-        stored_at=event.stored_at,
-        duration_ms=event.duration_ms,
-        batch_ms=event.batch_ms,
-        alignment_ms=event.alignment_ms,
-        sync_ms=event.sync_ms,
-        async_ms=event.async_ms,
-        complete_ms=event.complete_ms,
-        state_bytes=event.state_bytes,
-        new_bytes=event.new_bytes,
-        transactions=event.transactions,
-        rows=event.rows,
-        subtasks=event.subtasks,
-        subtasks_in_all=event.subtasks_in_all,
-        acknowledged=event.subtasks_in_all,
-        wanted=event.wanted,
-    )
+    """The fields of the event, under the same names."""
+    facts = msgspec.structs.asdict(event) | {
+        "status": CheckpointStatus.COMPLETED,
+        "completed_at": event.at,
+        "acknowledged": event.subtasks_in_all,
+    }
+    return msgspec.convert(facts, CheckpointView)
 
 
 def of_metadata(completed: Completed) -> CheckpointView:
@@ -214,53 +245,26 @@ def failures(
     found = [*_told(events), *_deaths(runs, lives, events, reads_again=reads_again)]
     starts = {event.run: event for event in events if isinstance(event, RunStarted)}
     first = {event.run: event for event in events if isinstance(event, FirstBatch)}
-    complete = (_with_the_way_back(one, runs, starts, first) for one in found)
-    return tuple(sorted((one for one, _ in complete), key=lambda one: one.at, reverse=True))
+    complete = (_with_the_way_back(one, batch_at, runs, starts, first) for one, batch_at in found)
+    return tuple(sorted(complete, key=lambda one: one.at, reverse=True))
 
 
-class _Last(msgspec.Struct, frozen=True):
-    """When a run had last done a batch; 0: nobody knows."""
-
-    batch_at: float = 0.0
-
-
-def _told(events: Iterable[Event]) -> Iterable[tuple[FailureView, _Last]]:
+def _told(events: Iterable[Event]) -> Iterable[tuple[FailureView, float]]:
+    """Each failure in the journal, and when its run finished its last batch; 0: unknown."""
     given_up = {event.run for event in events if isinstance(event, RunFailed) and not event.restarts}
     for event in events:
         match event:
             case RunFailed():
-                yield (
-                    FailureView(
-                        at=event.at,
-                        run=event.run,
-                        error=event.error,
-                        why=event.why,
-                        root=event.root,
-                        notes=event.notes,
-                        trace=event.trace,
-                        strategy=event.strategy,
-                        decision=event.decision,
-                        delay_s=event.delay_s,
-                        rows_again=event.rows_again,
-                    ),
-                    _Last(event.batch_at),
-                )
+                yield msgspec.convert(event, FailureView, from_attributes=True), event.batch_at
             case JobEnded() if event.how == _FAILED_FOR_GOOD and event.run not in given_up:
-                yield (
-                    FailureView(
-                        at=event.at,
-                        run=event.run,
-                        error=event.error,
-                        why=event.why,
-                        decision="given up: another attempt would only meet it again",
-                    ),
-                    _Last(),
-                )
+                ended = msgspec.convert(event, FailureView, from_attributes=True)
+                decision = "given up: another attempt would only meet it again"
+                yield msgspec.structs.replace(ended, decision=decision), 0.0
 
 
 def _deaths(
     runs: Sequence[RunView], lives: Mapping[int, Progress], events: Sequence[Event], *, reads_again: bool
-) -> Iterable[tuple[FailureView, _Last]]:
+) -> Iterable[tuple[FailureView, float]]:
     """Runs whose process was killed, or whose machine is gone: they recorded no end."""
     told = {event.run for event in events if isinstance(event, RunFailed | JobEnded)}
     for run in runs:
@@ -280,7 +284,7 @@ def _deaths(
                 delay_s=seen.delay_s if seen else 0.0,
                 rows_again=(live.rows_since_checkpoint if live else None) if reads_again else 0,
             ),
-            _Last(live.batch_at if live else 0.0),
+            live.batch_at if live else 0.0,
         )
 
 
@@ -296,27 +300,23 @@ def _seen_by_a_supervisor(events: Sequence[Event], run: RunView, at: float) -> P
 
 
 def _with_the_way_back(
-    told: tuple[FailureView, _Last],
+    failure: FailureView,
+    batch_at: float,
     runs: Sequence[RunView],
     starts: Mapping[int, RunStarted],
     first: Mapping[int, FirstBatch],
-) -> tuple[FailureView, _Last]:
-    failure, last = told
+) -> FailureView:
     later = sorted(run.run for run in runs if run.run > failure.run)
     begun = next((run for run in later if run in starts), None)
     processing = next((run for run in later if run in first), None)
     back_at = first[processing].at if processing is not None else 0.0
-    begin_s = last.batch_at or failure.at
-    return (
-        msgspec.structs.replace(
-            failure,
-            next_run=begun,
-            tried_again=bool(later),
-            restored_from=starts[begun].restored_from if begun is not None else None,
-            back_at=back_at,
-            down_s=max(0.0, back_at - begin_s) if back_at else None,
-        ),
-        last,
+    return msgspec.structs.replace(
+        failure,
+        next_run=begun,
+        tried_again=bool(later),
+        restored_from=starts[begun].restored_from if begun is not None else None,
+        back_at=back_at,
+        down_s=max(0.0, back_at - (batch_at or failure.at)) if back_at else None,
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from typing_extensions import override
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.checkpoint.model import Completed
 from penstock.config import Mode
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError
 from penstock.ids import CheckpointId, RunId
@@ -27,7 +28,7 @@ from penstock.status.events import (
     SavepointDeleted,
     SavepointMade,
 )
-from penstock.status.job_history import Name, failures, history, summary
+from penstock.status.job_history import Name, failures, history, summary, with_promised
 from penstock.status.jobs import FoundJob
 from penstock.status.journal import JournalReader, read_live, read_plan
 from penstock.status.live import Progress
@@ -52,27 +53,15 @@ def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) ->
             case Asked():
                 name = event.request or f"without an id, {number}"
                 goes_on = bool(event.request) and here is not None and processes.get(event.run) == here
-                before = found.pop(name, None)
-                found[name] = RequestView(
-                    request=event.request,
-                    what=event.what,
-                    by=event.by,
-                    asked_at=before.asked_at if before else event.at,
-                    state="under way" if goes_on else "unknown",
-                )
+                known: dict[str, object] = {"state": "under way" if goes_on else "unknown"}
             case Answered():
-                before = found.pop(event.request, None)
-                found[event.request] = RequestView(
-                    request=event.request,
-                    what=event.what,
-                    by=event.by,
-                    asked_at=before.asked_at if before else event.at,
-                    state="done" if event.ok else "failed",
-                    answered_at=event.at,
-                    error=event.error,
-                    checkpoint=event.checkpoint,
-                    folder=event.folder,
-                )
+                name = event.request
+                known = {"state": "done" if event.ok else "failed", "answered_at": event.at}
+            case _:
+                continue
+        before = found.pop(name, None)
+        known["asked_at"] = before.asked_at if before else event.at
+        found[name] = msgspec.convert(msgspec.structs.asdict(event) | known, RequestView)
     return tuple(sorted(found.values(), key=lambda one: one.asked_at, reverse=True))
 
 
@@ -111,6 +100,19 @@ _BY_STATUS = {
 }
 
 
+def unreadable_view(job: FoundJob, now: float, why: str) -> JobView:
+    """The view of a job of which nothing can be read."""
+    return JobView(
+        id=job.id,
+        name=job.name,
+        storage=job.storage.uri,
+        place=job.place,
+        state=JobState.UNREADABLE,
+        now=now,
+        unreadable=(why,),
+    )
+
+
 class JobWatcher:
     """Watches one job. `look` may be called as often as needed, by one thread at a time."""
 
@@ -128,16 +130,7 @@ class JobWatcher:
         try:
             return self._look(now)
         except PenstockError as error:
-            job = self._job
-            return JobView(
-                id=job.id,
-                name=job.name,
-                storage=job.storage.uri,
-                place=job.place,
-                state=JobState.UNREADABLE,
-                now=now,
-                unreadable=(str(error),),
-            )
+            return unreadable_view(self._job, now, str(error))
 
     def _look(self, now: float) -> JobView:
         storage = self._job.storage
@@ -157,6 +150,8 @@ class JobWatcher:
         supervised = _is_supervised(read.events, state, now)
         pending = live.pending if live is not None and state.is_alive else ()
         known = history(read.events, stored, self._committed(storage, stored), pending, run)
+        if live is not None and not state.is_alive:
+            live = with_promised(live, read.events, stored, known)
         runs = tuple(_run_view(one) for one in reversed(listed))
         plan = self._plan(run)
         counted = live or self._live_before(run)

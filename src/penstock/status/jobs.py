@@ -112,7 +112,7 @@ def _link_inside(place: Storage, folder: str = "") -> str:
 
 
 def _is_job(place: Storage, folder: str) -> bool:
-    """A folder that is closed to us is nobody's job here, and hides no other."""
+    """A folder that cannot be read is no job here, and hides no other."""
     try:
         return place.size(f"{folder}/{JOB_FILE}") is not None
     except UnavailableError as error:

@@ -263,14 +263,13 @@ class JournalWriter:
         may_write: May = lambda: True,
         may_delete: May = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
-        token: str | None = None,
     ) -> None:
         self._storage = storage
         self._may_write = may_write
         self._may_delete = may_delete
         self._clock = clock
         self._started = clock.wall()
-        self._token = token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
+        self._token = SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
         self._waiting: deque[Event] = deque(maxlen=Lost.MOST_WAITING)
         self._lost = 0
         self._changed = threading.Condition()

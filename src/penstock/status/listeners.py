@@ -53,9 +53,6 @@ class Listeners:
     """All listeners of one start of a job. `tell` may be called by any thread, and returns at once."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
-        """Raises `ConfigError` for what cannot be one."""
-        for listener in listeners:
-            _check(listener)
         self._lanes = [_Lane(listener, number) for number, listener in enumerate(listeners)]
 
     def tell(self, event: Event) -> None:
@@ -68,13 +65,13 @@ class Listeners:
         watch = Stopwatch()
         for lane in self._lanes:
             lane.end()
-        done = [
-            lane.join(max(0.0, timeout_s - watch.seconds)) for lane in self._lanes
-        ]  # each of them, so that each is logged
+        # each of them, so that each is logged
+        done = [lane.join(max(0.0, timeout_s - watch.seconds)) for lane in self._lanes]
         return all(done)
 
 
-def _check(listener: object) -> None:
+def check_listener(listener: object) -> None:
+    """Raise `ConfigError` for what cannot be a listener."""
     on_event = getattr(listener, "on_event", None)
     if not callable(on_event) or isinstance(listener, type):
         raise ConfigError(
@@ -83,7 +80,7 @@ def _check(listener: object) -> None:
         )
     if inspect.iscoroutinefunction(on_event):
         raise ConfigError(
-            f"on_event of {type(listener).__name__} is async: nobody would wait for it; make it a plain function: it has a thread of its "
+            f"on_event of {type(listener).__name__} is async: nothing would await it; make it a plain function: it has a thread of its "
             "own",
             listener=type(listener).__name__,
         )

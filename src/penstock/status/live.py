@@ -1,13 +1,27 @@
-"""The progress of a running job. The observer fills it, the run writes it to `runs/<k>.live` every second. Data only."""
+"""The status and the progress of a running job. The observer fills it, the run writes it to `runs/<k>.live` every second. Data only."""
 
 from __future__ import annotations
 
+import enum
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from penstock.checkpoint.pending import PendingLive
+
 LIVE_S = 1.0
 """How often it is written."""
+
+
+class Status(enum.StrEnum):
+    """The status of a job. Each value equals its string, such as "finished"."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
 
 
 class SourceLive(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,19 +92,6 @@ class BatchLive(msgspec.Struct, frozen=True, array_like=True):
     """How fast they were processed: over the time that the batch took."""
     phases_ms: dict[str, float] = {}
     """By Spark's names: `latestOffset`, `queryPlanning`, `addBatch`, ..."""
-
-
-class PendingLive(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that has begun and is not complete."""
-
-    checkpoint: int
-    triggered_at: float
-    barrier_at: float = 0.0
-    """0: its batch is not done."""
-    acknowledged: int = 0
-    subtasks: int = 0
-    missing: tuple[str, ...] = ()
-    """Some of the subtasks that have not acknowledged yet."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

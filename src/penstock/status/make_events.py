@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from penstock.checkpoint.completed import Completed, SubtaskReport
 from penstock.checkpoint.events import Announce
-from penstock.places import without_secrets
+from penstock.checkpoint.model import Completed, SubtaskReport
+from penstock.errors import causes_of
+from penstock.places import safe_text
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.status.events import (
     LONGEST_TEXT,
@@ -20,7 +21,7 @@ from penstock.status.events import (
     RunStarted,
     SubtaskTimes,
 )
-from penstock.wording import storable
+from penstock.status.live import Progress
 
 MOST_NOTES = 20
 """Of an error: a part of the journal that is too large is not read, with all that is in it."""
@@ -116,19 +117,16 @@ def checkpoint_failed(announced: Announce, *, at: float, run: int) -> Checkpoint
 
 def run_failed(
     error: BaseException,
+    progress: Progress,
     *,
     at: float,
-    run: int,
     strategy: str,
     delay_s: float | None,
     decision: str,
-    batch: int,
-    batch_at: float,
-    checkpoint: int,
     rows_again: int,
     shows_rows: bool = True,
 ) -> RunFailed:
-    """A run has failed; `delay_s`: it is tried again after so long, None: it is not.
+    """A run has failed after this progress; `delay_s`: it is tried again after so long, None: it is not.
 
     `shows_rows`: whether texts of Spark and of user code, which may contain values of rows, are reported.
     """
@@ -136,7 +134,7 @@ def run_failed(
     trace = traceback.format_exception(error) if shows_rows else traceback.format_tb(error.__traceback__)
     return RunFailed(
         at=at,
-        run=run,
+        run=progress.run,
         error=type(error).__name__,
         why=text_of(error_text(error)),
         root="" if root is error else text_of(f"{type(root).__name__}: {error_text(root)}"),
@@ -148,15 +146,15 @@ def run_failed(
         restarts=delay_s is not None,
         delay_s=delay_s or 0.0,
         decision=decision,
-        batch=batch,
-        batch_at=batch_at,
-        checkpoint=checkpoint,
+        batch=progress.batch,
+        batch_at=progress.batch_at,
+        checkpoint=progress.checkpoint,
         rows_again=rows_again,
     )
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error, which may be of a user's own class: what that raises is in nobody's way."""
+    """The text of an error, which may be of a user's own class: an exception in its `__str__` does no harm."""
     try:
         return str(error)
     except Exception as failed:  # noqa: BLE001 - see above
@@ -165,7 +163,7 @@ def error_text(error: BaseException) -> str:
 
 def text_of(text: str, *, keep_end: bool = False) -> str:
     """A text of others, so long as a journal takes it, without passwords. Of a trace the end says most."""
-    told = without_secrets(storable(text))
+    told = safe_text(text)
     if len(told) <= LONGEST_TEXT:
         return told
     return f"... {told[4 - LONGEST_TEXT :]}" if keep_end else f"{told[: LONGEST_TEXT - 4]} ..."
@@ -173,17 +171,8 @@ def text_of(text: str, *, keep_end: bool = False) -> str:
 
 def _root(error: BaseException) -> BaseException:
     """The first cause that says more than the error itself. What Spark wraps around a failure of ours or of the user's does not."""
-    own = [one for one in _causes(error) if not type(one).__module__.startswith(_WRAPPERS)]
+    own = [one for one in causes_of(error) if not type(one).__module__.startswith(_WRAPPERS)]
     return own[-1] if own else error
 
 
 _WRAPPERS = ("py4j.", "pyspark.")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -11,10 +11,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import Announce, CheckpointListener
+from penstock.checkpoint.metadata import CheckpointName
+from penstock.checkpoint.model import Completed, PreCommitted, SubtaskReport
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.ids import CheckpointId
+from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.operators.state.timers import microseconds
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
@@ -35,20 +36,8 @@ from penstock.status.events import (
     TasksRepeated,
 )
 from penstock.status.live import MOST_BATCHES, BatchLive, OperatorLive, Progress, SinkLive, SourceLive
-from penstock.wording import counted, size
 
 _log = logging.getLogger(__name__)
-
-
-def tell_origins(report: SubtaskReport) -> None:
-    """Log which files of state a subtask found on its machine and which it fetched, after a restart or the loss of an executor."""
-    if report.reused_files or report.fetched_files:
-        _log.info(
-            "%s: state on %s: %s (%s) used again, %s (%s) from storage",
-            *(report.subtask, report.host),
-            *(counted(report.reused_files, "file"), size(report.reused_bytes)),
-            *(counted(report.fetched_files, "file"), size(report.fetched_bytes)),
-        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +102,11 @@ class Observer(CheckpointListener):
                 rows_again_total=self.progress.rows_again_total + rows_again,
             )
 
+    def found(self, stored: Sequence[CheckpointName]) -> None:
+        """The checkpoints of earlier runs, ascending. Until a run restores one, the newest is the one from which the job continues."""
+        with self._lock:
+            self._update(checkpoint=stored[-1].checkpoint if stored else NO_CHECKPOINT)
+
     def claimed(self, run: int) -> None:
         """A run has claimed the job. It may take long to come up, and reports from now on."""
         with self._lock:
@@ -175,14 +169,11 @@ class Observer(CheckpointListener):
         self._tell(
             make_events.run_failed(
                 error,
+                progress,
                 at=now,
-                run=progress.run,
                 strategy=strategy,
                 delay_s=delay_s,
                 decision=decision,
-                batch=progress.batch,
-                batch_at=progress.batch_at,
-                checkpoint=progress.checkpoint,
                 rows_again=rows_again,
                 shows_rows=shows_rows,
             )
@@ -371,14 +362,9 @@ class Observer(CheckpointListener):
     def late_rows(self, so_far: Mapping[str, int]) -> None:
         """Late rows, in this run and before it."""
         with self._lock:
-            self._update(
-                operators={
-                    uid: replace(
-                        self.progress.operators.get(uid, OperatorLive()), late_rows=so_far.get(uid, 0)
-                    )
-                    for uid in {**self.progress.operators, **so_far}
-                }
-            )
+            known = {uid: OperatorLive() for uid in so_far} | self.progress.operators
+            operators = {uid: replace(one, late_rows=so_far.get(uid, 0)) for uid, one in known.items()}
+            self._update(operators=operators)
 
     def event_time(
         self,
@@ -454,9 +440,7 @@ class Observer(CheckpointListener):
     def given_up(self, announced: Announce) -> None:
         """A checkpoint has failed: count it and report it."""
         with self._lock:
-            self._update(
-                checkpoints_failed=self.progress.checkpoints_failed + announced.reason.counts,
-            )
+            self._update(checkpoints_failed=self.progress.checkpoints_failed + announced.reason.counts)
         self._tell(make_events.checkpoint_failed(announced, at=self._clock.wall(), run=self.progress.run))
 
     def sink_down(self, sink: str, why: str, waiting: int) -> None:

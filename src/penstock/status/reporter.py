@@ -10,25 +10,24 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.coordinator import Coordinator, PendingProgress
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.model import PreCommitted
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import Mode
 from penstock.errors import FencedError, PenstockError
+from penstock.long_work import doing
 from penstock.ownership.claim import Claimant, newest_claim, read_run
 from penstock.ownership.runs import DID_NOT_SAY, RunOutcome, list_runs
-from penstock.progress import doing
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.status.events import Event
 from penstock.status.journal import JournalWriter, read_live, write_live, write_plan
 from penstock.status.listeners import Listeners
-from penstock.status.live import LIVE_S, OperatorLive, PendingLive, Progress, SinkLive, SourceLive
+from penstock.status.live import LIVE_S, OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.observer import Observer
 from penstock.status.plan import Plan
 from penstock.status.sentences import Rate
 from penstock.storage import Storage
 
-MOST_MISSING = 8
 _Node = TypeVar("_Node", SourceLive, OperatorLive, SinkLive)
 
 
@@ -45,7 +44,6 @@ class LiveStatus:
         self, progress: Progress, coordinator: Coordinator | None, status: str, doing: str = ""
     ) -> Progress:
         """The progress as it is now. `coordinator`: that of the current run, if there is one."""
-        under_way = [] if coordinator is None else coordinator.under_way
         uncommitted = () if coordinator is None else coordinator.uncommitted
         sinks = self._with_rates("sink", progress.sinks)
         return replace(
@@ -54,7 +52,7 @@ class LiveStatus:
             status=status,
             doing=doing,
             rows_per_s=self._rate("job", "", progress.rows_in),
-            pending=tuple(_pending(one) for one in under_way),
+            pending=() if coordinator is None else coordinator.under_way,
             sources=self._with_rates("source", progress.sources),
             operators=self._with_rates("operator", progress.operators),
             sinks={uid: self._with_waiting(uid, sink, uncommitted) for uid, sink in sinks.items()},
@@ -87,17 +85,6 @@ class LiveStatus:
         if known is None or known[0] != oldest:
             known = self._waiting_since[uid] = (oldest, self.clock.wall())
         return known[1]
-
-
-def _pending(one: PendingProgress) -> PendingLive:
-    return PendingLive(
-        checkpoint=one.checkpoint,
-        triggered_at=one.triggered_at,
-        barrier_at=one.finished_at,
-        acknowledged=one.subtasks - len(one.missing),
-        subtasks=one.subtasks,
-        missing=tuple(str(subtask) for subtask in one.missing[:MOST_MISSING]),
-    )
 
 
 class LiveWriter:

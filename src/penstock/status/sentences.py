@@ -10,7 +10,6 @@ from itertools import takewhile
 
 import msgspec
 
-from penstock import start_options
 from penstock.guarantee import Guarantee
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import PROGRAM
@@ -39,7 +38,17 @@ from penstock.status.health import Tone
 from penstock.status.job_history import untold_deaths, without_numbers
 from penstock.status.live import Progress
 from penstock.status.view import FailureView, RequestView
-from penstock.wording import capital, counted, duration, event_moment, lasted, milliseconds, shortened, size
+from penstock.wording import (
+    capital,
+    counted,
+    duration,
+    event_moment,
+    lasted,
+    milliseconds,
+    shortened,
+    size,
+    start_option,
+)
 
 MOST_NAMED = 5
 """Subtasks in a sentence."""
@@ -329,7 +338,7 @@ def _origin(point: RestorePlan, now: float) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """Whole seconds: this is looked at again and again. A clock that is behind another machine's is no reason for a minus."""
+    """Whole seconds, because the line is redrawn all the time. Never negative, although the clocks of two machines may differ."""
     whole = round(seconds)
     return f"{duration(whole)} ago" if whole >= 1 else "just now"
 
@@ -367,7 +376,7 @@ def event_time_left(job: str, progress: Progress, *, drainable: bool) -> str:
         return ""
     still_open = [f"{uid} (next at {_utc(at)})" for uid, at in sorted(progress.due_next.items())]
     what = f"still open: {', '.join(still_open)}" if still_open else "nothing is open"
-    advice = f"; the next run goes on with it, {start_options.drain()} closes it" if drainable else ""
+    advice = f"; the next run goes on with it, {start_option(drain=True)} closes it" if drainable else ""
     return f"job {job}: {_reached(progress.watermarks)}, {what}{advice if still_open else ''}"
 
 

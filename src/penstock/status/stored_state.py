@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.checkpoint.completed import Completed
-from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
+from penstock.checkpoint.model import Completed
+from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.errors import ConfigError
 from penstock.operators.views import ROW, View
-from penstock.recovery.history import read_held, retained_checkpoint
+from penstock.recovery.history import retained_checkpoint
 from penstock.savepoint.contents import Contents, OperatorContents, checkpoint_contents
 from penstock.savepoint.stored_rows import CheckpointedPart, Part
 from penstock.state.ddl import spark_type
@@ -185,7 +185,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     key: dict[str, str] | list[str] = []
     """Its values as texts, by column or in their order. Without one, the first rows of the state."""
     largest: int = 0
-    """So many of the largest keys; 0: rows."""
+    """The number of largest keys; 0: rows."""
 
     @property
     def why(self) -> str:
@@ -193,52 +193,17 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return "the largest keys are looked up" if self.largest else "a key is looked up"
 
 
-def find_rows(
-    storage: Storage,
-    operator: str,
-    state: str,
-    key: Mapping[str, str] | Sequence[str] = (),
-    *,
-    limits: Limits = USUAL_LIMITS,
-    clock: Clock = SYSTEM_CLOCK,
-) -> FoundRows:
-    """The rows of a key: its values as texts, by column or in their order. Without one, the first rows of the state."""
-    given = dict(key) if isinstance(key, Mapping) else list(key)
-    question = Question(operator=operator, state=state, key=given)
-
-    def read(completed: Completed) -> FoundRows:
-        return _found_rows(_Asked.by(question, storage, completed), _Scan(limits, clock))
-
-    return read_held(storage, read, why=question.why, clock=clock)
-
-
-def largest_keys(
-    storage: Storage,
-    operator: str,
-    state: str,
-    *,
-    most: int = 20,
-    limits: Limits = USUAL_LIMITS,
-    clock: Clock = SYSTEM_CLOCK,
-) -> LargestKeys:
-    """The keys with the most rows in a state of which a key may have many: a map, a list, timers, windows."""
-    question = Question(operator=operator, state=state, largest=most)
-
-    def read(completed: Completed) -> LargestKeys:
-        return _largest_keys(_Asked.by(question, storage, completed), _Scan(limits, clock))
-
-    return read_held(storage, read, why=question.why, clock=clock)
-
-
 def check_question(storage: Storage, completed: Completed, question: Question) -> None:
     """Refuse, with `ConfigError`, what cannot be answered, before a row is read."""
     _Asked.by(question, storage, completed)
 
 
-def answer(storage: Storage, completed: Completed, question: Question) -> FoundRows | LargestKeys:
+def answer(
+    storage: Storage, completed: Completed, question: Question, limits: Limits = USUAL_LIMITS
+) -> FoundRows | LargestKeys:
     """Read this checkpoint, which the caller holds."""
     asked = _Asked.by(question, storage, completed)
-    scan = _Scan(USUAL_LIMITS, SYSTEM_CLOCK)
+    scan = _Scan(limits)
     return _largest_keys(asked, scan) if question.largest else _found_rows(asked, scan)
 
 
@@ -333,13 +298,9 @@ class _Scan:
     """A walk over stored rows that ends at a limit."""
 
     limits: Limits
-    clock: Clock
     rows: int = 0
     stopped: str = ""
-    watch: Stopwatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.watch = Stopwatch(self.clock)
+    watch: Stopwatch = field(default_factory=lambda: Stopwatch(SYSTEM_CLOCK))
 
     def batches(self, asked: _Asked) -> Iterator[pa.RecordBatch]:
         fetched = 0

@@ -119,7 +119,7 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
     down_s: float | None = None
     """For how long nothing was processed: from the last batch before until the first one after. None: not known, or not over."""
     rows_again: int | None = None
-    """How many rows were processed again; None where nobody knows."""
+    """How many rows were processed again; None where that is unknown."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +252,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unseen(self) -> bool:
-        """Whether that is so long ago that nobody knows how it is."""
+        """Whether that is so long ago that its current state is unknown."""
         return self.look_age_s > UNSEEN_AFTER_S
 
     @property
@@ -340,11 +340,11 @@ STUCK_AFTER_S = 600.0
 SEEN_AFTER_S = 3 * LIVE_S
 """A checkpoint may have been completed since the job last wrote down what it does."""
 LATE_AFTER = 3.0
-"""So many intervals without a completed checkpoint are late."""
+"""After this number of intervals without a completed checkpoint, a job is late."""
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """Rows, None where nobody knows."""
+    """Unread rows; None where the number is unknown."""
 
     rows: int | None = None
     as_of: float = 0.0
@@ -402,12 +402,12 @@ def is_caught_up(view: JobView) -> CaughtUpView:
         return CaughtUpView(CaughtUp.NO, ", ".join(left))
     if not view.is_up:
         down = "no run is up" if view.state.is_alive else "the job does not run"
-        return CaughtUpView(CaughtUp.UNKNOWN, f"{down} ({view.state}): nobody looks at its sources")
+        return CaughtUpView(CaughtUp.UNKNOWN, f"{down} ({view.state}), so its sources are not watched")
     silent = sorted({*_sources(view), *live.sources} - _those_that_say_it(view, live))
     if silent or not live.sources:
         whose = named(silent, "source") if silent else "its sources"
         return CaughtUpView(
-            CaughtUp.UNKNOWN, f"nobody knows how far behind {whose} {'are' if len(silent) != 1 else 'is'}"
+            CaughtUp.UNKNOWN, f"it is unknown how far behind {whose} {'are' if len(silent) != 1 else 'is'}"
         )
     return CaughtUpView(CaughtUp.YES)
 

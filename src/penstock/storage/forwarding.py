@@ -28,6 +28,14 @@ class ForwardingStorage(Storage):
         """Forward one call. `name` is the file, the listed folder, or the first of the names to delete."""
         return work()
 
+    def _inner_name(self, name: str) -> str:
+        """The name that a file has in `inner`."""
+        return name
+
+    def _on_file(self, operation: Operation, name: str, work: Callable[[str], T]) -> T:
+        inner_name = self._inner_name(name)
+        return self._perform(operation, inner_name, lambda: work(inner_name))
+
     @property
     @override
     def uri(self) -> str:
@@ -35,27 +43,27 @@ class ForwardingStorage(Storage):
 
     @override
     def put(self, name: str, data: bytes) -> None:
-        self._perform("put", name, lambda: self.inner.put(name, data))
+        self._on_file("put", name, lambda inner_name: self.inner.put(inner_name, data))
 
     @override
     def create(self, name: str, data: bytes) -> bool:
-        return self._perform("create", name, lambda: self.inner.create(name, data))
+        return self._on_file("create", name, lambda inner_name: self.inner.create(inner_name, data))
 
     @override
     def get(self, name: str) -> bytes:
-        return self._perform("get", name, lambda: self.inner.get(name))
+        return self._on_file("get", name, self.inner.get)
 
     @override
     def size(self, name: str) -> int | None:
-        return self._perform("size", name, lambda: self.inner.size(name))
+        return self._on_file("size", name, self.inner.size)
 
     @override
     def upload(self, local: Path, name: str) -> None:
-        self._perform("upload", name, lambda: self.inner.upload(local, name))
+        self._on_file("upload", name, lambda inner_name: self.inner.upload(local, inner_name))
 
     @override
     def download(self, name: str, local: Path) -> None:
-        self._perform("download", name, lambda: self.inner.download(name, local))
+        self._on_file("download", name, lambda inner_name: self.inner.download(inner_name, local))
 
     @override
     def names(self, prefix: str = "") -> list[str]:
@@ -63,7 +71,7 @@ class ForwardingStorage(Storage):
 
     @override
     def delete(self, names: Iterable[str]) -> None:
-        wanted = list(names)
+        wanted = [self._inner_name(name) for name in names]
         if wanted:
             self._perform("delete", wanted[0], lambda: self.inner.delete(wanted))
 
@@ -89,7 +97,8 @@ class Subfolder(ForwardingStorage):
         super().__init__(inner)
         self.folder = folder
 
-    def _below(self, name: str) -> str:
+    @override
+    def _inner_name(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
     @property
@@ -98,37 +107,9 @@ class Subfolder(ForwardingStorage):
         return f"{self.inner.uri}/{self.folder}"
 
     @override
-    def put(self, name: str, data: bytes) -> None:
-        super().put(self._below(name), data)
-
-    @override
-    def create(self, name: str, data: bytes) -> bool:
-        return super().create(self._below(name), data)
-
-    @override
-    def get(self, name: str) -> bytes:
-        return super().get(self._below(name))
-
-    @override
-    def size(self, name: str) -> int | None:
-        return super().size(self._below(name))
-
-    @override
-    def upload(self, local: Path, name: str) -> None:
-        super().upload(local, self._below(name))
-
-    @override
-    def download(self, name: str, local: Path) -> None:
-        super().download(self._below(name), local)
-
-    @override
     def names(self, prefix: str = "") -> list[str]:
-        found = super().names(self._below(prefix) if prefix else self.folder)
+        found = super().names(self._inner_name(prefix) if prefix else self.folder)
         return [name.removeprefix(f"{self.folder}/") for name in found]
-
-    @override
-    def delete(self, names: Iterable[str]) -> None:
-        super().delete([self._below(name) for name in names])
 
     @override
     def clean_temporary(self, older_than_s: float) -> int:

@@ -120,7 +120,7 @@ def read_reports(lines: list[bytes]) -> list[ProgramReport]:
 
 
 ALONE = (
-    "the supervisor of this job is gone (penstock run --keep-alive, pid %d): the job goes on, and nobody starts it again if it dies; "
+    "the supervisor of this job is gone (penstock run --keep-alive, pid %d): the job goes on, and nothing starts it again if it dies; "
     "to have it kept alive again, stop it and start it anew"
 )
 
@@ -142,7 +142,7 @@ class Supervisor:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is at the other end any more."""
+        """Whether the other end is closed."""
         return self._gone.is_set()
 
     def say(self, report: ProgramReport) -> None:

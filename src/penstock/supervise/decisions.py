@@ -26,7 +26,7 @@ SAME_REQUEST_S = 1.0
 DEAF_S = 30.0
 """How long a program has to end after the second request, which means now. Then it is killed."""
 MOST_FAILURES = 1000
-"""So many times of failures are remembered, or more where the strategy counts them: a program may be started again for years."""
+"""The number of failure times that are remembered, or more where the strategy counts them: a program may be started again for years."""
 
 _FINAL: Mapping[int, str] = {
     errors.EXIT_DONE: "it ended by itself",

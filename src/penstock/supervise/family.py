@@ -3,7 +3,7 @@
 A supervisor makes itself the one to whom orphans below it come (`PR_SET_CHILD_SUBREAPER`; process 1 of a container is that by nature). When
 the program is gone, its whole family hangs on the supervisor, in whichever group or session. They get a moment to end by themselves, as
 Spark's JVM does when its driver is gone, and are killed then. The next program need not wait for that: what lies in storage is safe from
-what a dead one left. Elsewhere than on Linux nobody but they themselves sees to their end.
+what a dead one left. On other systems than Linux they must end by themselves.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def end_orphans(
 ) -> frozenset[int]:
     """Wait until every child but the spared ones is gone, and kill what is not after a moment; returns what was left alone.
 
-    `hurry`: asked again and again whether there is no time for that moment. Nobody waits for what cannot be killed.
+    `hurry`: asked again and again whether there is no time for that moment. What cannot be killed is not waited for.
     `leaves_sessions`: what has a session of its own is left alone, with what is below it: it has put itself into the background.
     """
     until, alone = clock.monotonic() + (GRACE_S if grace_s is None else grace_s), frozenset[int]()

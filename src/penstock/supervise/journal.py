@@ -23,7 +23,7 @@ from penstock.storage import open_storage
 _log = logging.getLogger(__name__)
 
 MOST_KEPT = 1000
-"""So many events wait until it is known where they belong."""
+"""The number of events that are kept until it is known where they belong."""
 LAST_WORDS_S = 2.0
 """So long the end waits for a storage to take them."""
 _NOBODY = 0

@@ -14,12 +14,12 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from penstock import errors
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.supervise.channel import (
     ENVIRONMENT,
@@ -75,19 +75,10 @@ class Program:
 class Keeper:
     """Runs one command, and starts it again when it dies."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        supervision: Supervision,
-        *,
-        environment: Mapping[str, str] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, command: Sequence[str], supervision: Supervision) -> None:
         self._command = list(command)
         self._supervision = supervision
-        self._environment = dict(os.environ if environment is None else environment)
-        self._clock = clock
-        self._story = Story(clock)
+        self._story = Story()
         self._id = SYSTEM_RANDOMNESS.token(_ID_DIGITS)
         self._attempt = 0
         self._died_at: float | None = None
@@ -136,7 +127,7 @@ class Keeper:
     def _spawned(self, theirs: socket.socket) -> int:
         theirs.set_inheritable(True)
         environment = {
-            **self._environment,
+            **os.environ,
             ENVIRONMENT: socket_name(theirs.fileno()),
             ID_ENVIRONMENT: self._id,
         }
@@ -159,7 +150,7 @@ class Keeper:
 
     def _until_next_look(self, program: Program) -> float | None:
         """Kill what had time enough; in how many seconds to look again, None: when something happens."""
-        now, killed_at = self._clock.monotonic(), self._supervision.killed_at
+        now, killed_at = SYSTEM_CLOCK.monotonic(), self._supervision.killed_at
         again_s = self._remains.tend(now)
         if killed_at is None:
             return again_s
@@ -183,18 +174,15 @@ class Keeper:
         if said.exit_code:
             program.reported = said.exit_code
         if said.job:
-            program.job, program.reported = (
-                said.job,
-                0,
-            )  # another job of the program may have failed before, and it went on
-            if (
-                self._supervision.asked is not None
-            ):  # the signal came when it took its own no more, and heard nothing yet
+            # another job of the program may have failed before, and it went on
+            program.job, program.reported = said.job, 0
+            # the signal came when it took its own no more, and heard nothing yet
+            if self._supervision.asked is not None:
                 self._pass_on(self._supervision.asked, program)
         if said.storage:
             self._story.lies_in(said.storage)
         if said.going and self._died_at is not None:
-            after = duration(self._clock.monotonic() - self._died_at)
+            after = duration(SYSTEM_CLOCK.monotonic() - self._died_at)
             _log.info("job %s is processing again, %s after its process ended", program.job, after)
             self._died_at = None
 
@@ -207,7 +195,7 @@ class Keeper:
                     self._requested(number, program)
 
     def _requested(self, number: int, program: Program | None) -> None:
-        if self._supervision.came(number, self._clock.monotonic()) and program is not None:
+        if self._supervision.came(number, SYSTEM_CLOCK.monotonic()) and program is not None:
             self._pass_on(number, program)
 
     def _pass_on(self, number: int, program: Program) -> None:
@@ -222,7 +210,7 @@ class Keeper:
 
     def _after(self, program: Program, woken: socket.socket) -> int | None:
         """See what the program left behind, decide, and let the pause pass; the exit code where that is the end."""
-        now = self._clock.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         end = End(program.status or 0, program.reported)
         self._died_at = now if self._died_at is None else self._died_at
         beside_the_dead = self._remains.tend(now) is not None
@@ -241,7 +229,7 @@ class Keeper:
             )
             if left:
                 _log.warning(
-                    "the program has put %s into the background (pid %s): it goes on, and nobody keeps it alive; "
+                    "the program has put %s into the background (pid %s): it goes on, and nothing keeps it alive; "
                     "a program that is to be kept alive stays in the foreground",
                     *(counted(len(left), "process", "processes"), ", ".join(map(str, sorted(left)))),
                 )
@@ -261,8 +249,8 @@ class Keeper:
         """Let time pass; a signal ends it, and the supervisor with it."""
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
-            while (left := until - self._clock.monotonic()) > 0 and not self._asked_meanwhile(woken):
-                again_s = self._remains.tend(self._clock.monotonic())
+            while (left := until - SYSTEM_CLOCK.monotonic()) > 0 and not self._asked_meanwhile(woken):
+                again_s = self._remains.tend(SYSTEM_CLOCK.monotonic())
                 selector.select(left if again_s is None else min(left, again_s))
                 reap()
         asked = self._supervision.asked

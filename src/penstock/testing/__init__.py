@@ -16,6 +16,10 @@ __all__ = ["Harness", "SinkContract", "harness", "run"]
 
 _LATE_NAMES = LateNames(
     __name__,
-    {"Harness": "operator_harness", "SinkContract": "sink_contract", "harness": "kit", "run": "kit"},
+    {
+        "kit": ("harness", "run"),
+        "operator_harness": ("Harness",),
+        "sink_contract": ("SinkContract",),
+    },
 )
 __getattr__, __dir__ = _LATE_NAMES.get, _LATE_NAMES.all

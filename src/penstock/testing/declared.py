@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -21,7 +21,7 @@ import xxhash
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source, TimeSettings
-from penstock.operators.base import Operator
+from penstock.operators.base import LEFT, Operator, Spec
 from penstock.operators.calls import to_table
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import (
@@ -34,12 +34,10 @@ from penstock.operators.inputs import (
     check_same_keys,
     travelling_names,
 )
-from penstock.operators.process.operator import OwnCode, ProcessOperator
+from penstock.operators.process.operator import ProcessOperator
 from penstock.operators.process.task import ProcessSpec
-from penstock.operators.python_values import python_values
-from penstock.operators.row_order import Order, order_keys, sorted_by
-from penstock.operators.window.kinds import WindowProcess
-from penstock.operators.window.operator import OwnCodeSpec, Window
+from penstock.operators.values.python_values import python_values
+from penstock.operators.values.row_order import Order, order_keys, sorted_by
 from penstock.run.assignment import Assignment, Executor
 from penstock.run.subtask import Subtask
 from penstock.run.watermarks import latest_us
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.keyed_streams import KeyedStream
 
 
-AnyOwnCode = OwnCode | WindowProcess
 _HASH_BITS = (1 << GROUP_SHIFT) - 1
 
 
@@ -102,7 +99,7 @@ class DeclaredOperator:
     left: Input
     right: Input | None
     broadcast: Input | None
-    spec: ProcessSpec | OwnCodeSpec
+    spec: Spec
     on_bad_record: OnBadRecord
     max_parallelism: int
 
@@ -122,12 +119,8 @@ class DeclaredOperator:
 
     def task(self, plan: Assignment, executor: Executor) -> Subtask:
         """A task with a copy of the user's object: what one remembers besides its state is gone after the batch, as on an executor."""
-        if isinstance(self.spec, ProcessSpec):
-            own = replace(self.spec, code=_copied(self.spec.code, self.uid))
-            return Subtask(self.uid, own, plan, executor, self.on_bad_record)
-        code = replace(self.spec.code, operator=_copied(self.spec.code.operator, self.uid))
-        spec = replace(self.spec, code=code)
-        return Subtask(self.uid, spec, plan, executor, self.on_bad_record, late=self.left.columns)
+        late = self.left.columns if LEFT in self.node.late_inputs else None
+        return Subtask(self.uid, copy.deepcopy(self.spec), plan, executor, self.on_bad_record, late=late)
 
     # ── rows for tasks ─────────────────────────────────────────────────────────────────────────
 
@@ -181,14 +174,14 @@ def _with_broadcast(own: pa.Table, side: pa.Table, subtask: int) -> pa.Table:
     return pa.concat_tables([own, numbered.append_column(SORT_KEY, keys)], promote_options="default")
 
 
-def _copied(code: Any, uid: str) -> Any:
+def _check_copies(node: Operator) -> None:
     try:
-        return copy.deepcopy(code)
+        copy.deepcopy(node.own_code)
     except Exception as error:
         raise ConfigError(
-            f"operator {uid!r}: a {type(code).__name__} is pickled into tasks, and it cannot be: {error}. Open connections, locks and "
-            "files where they are first used, inside the call, and keep only settings in the object",
-            uid=uid,
+            f"operator {node.uid!r}: a {type(node.own_code).__name__} is pickled into tasks, and it cannot be: {error}. Open connections, "
+            "locks and files where they are first used, inside the call, and keep only settings in the object",
+            uid=node.uid,
         ) from error
 
 
@@ -196,7 +189,6 @@ def _copied(code: Any, uid: str) -> Any:
 
 
 def declared(
-    code: AnyOwnCode,
     left: Input,
     draw: Callable[[Graph], object],
     *,
@@ -215,14 +207,13 @@ def declared(
     if right is not None:
         check_same_keys(node.uid, _key_columns(left), _key_columns(right))
     _check_orders(node, left, right, broadcast)
-    spec: ProcessSpec | OwnCodeSpec
-    if isinstance(node, Window):
-        spec = node.code_spec(left.columns, left.key, _time_of(node))
-    else:
-        spec = _process_spec(cast("ProcessOperator", node), graph, left, right, broadcast)
-    found = DeclaredOperator(node, left, right, broadcast, spec, on_bad_record, max_parallelism)
-    _copied(code, node.uid)
-    return found
+    spec = (
+        _process_spec(node, graph, left, right, broadcast)
+        if isinstance(node, ProcessOperator)
+        else node.code_spec(left.columns, left.key, _time_of(node))
+    )
+    _check_copies(node)
+    return DeclaredOperator(node, left, right, broadcast, spec, on_bad_record, max_parallelism)
 
 
 def _check_orders(node: Operator, left: Input, right: Input | None, broadcast: Input | None) -> None:
@@ -254,9 +245,9 @@ def _process_spec(
     )
 
 
-def _time_of(node: Window) -> TimeColumn | None:
-    time = None if node.counts_rows else node.upstream.event_time_column()
-    if time is None and not node.counts_rows:
+def _time_of(node: Operator) -> TimeColumn | None:
+    time = node.upstream.event_time_column() if node.judges_by_time else None
+    if time is None and node.judges_by_time:
         raise ConfigError(f"operator {node.uid!r} needs the time of its rows; write event_time='at'")
     return time
 

@@ -17,13 +17,15 @@ from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError
 from penstock.graph import Graph, TimeSettings
 from penstock.operators.inputs import check_time_column, no_timestamp
-from penstock.operators.row_order import OrderBy
-from penstock.operators.window.kinds import WindowProcess, Windows
+from penstock.operators.process.operator import OwnCode
+from penstock.operators.values.row_order import OrderBy
+from penstock.operators.window.base import WindowProcess
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.ddl import arrow_schema, arrow_type, schema_ddl, spark_type
-from penstock.testing.declared import AnyOwnCode, Input, RowsGiven, declared, parsed_moment
+from penstock.testing.declared import Input, RowsGiven, declared, parsed_moment
 from penstock.testing.operator_harness import Harness
+from penstock.windows import Windows
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.state.ddl import Columns
 
+AnyOwnCode = OwnCode | WindowProcess
 Keys = str | tuple[str, ...] | list[str]
 MAX_PARALLELISM = 128
 FIRST_NOW = "2026-01-01 00:00"
@@ -117,7 +120,6 @@ def harness(
         return stream.process(operator, **options)
 
     found = declared(
-        operator,
         left,
         draw,
         right=right,
@@ -154,7 +156,7 @@ def run(
     `input_schema`: not needed for an Arrow table. All other arguments that are not named here are those of `harness`.
     `batches`: how many rows a batch takes from each input: a number, or a number for each batch. The last batch takes the rest.
     `fail_after`: the numbers of batches, counted from 1, after which the run fails before their checkpoint is complete. Rows since the last
-    checkpoint are then read again, in batches of the sizes that come next. `checkpoint_every`: a checkpoint after so many batches.
+    checkpoint are then read again, in batches of the sizes that come next. `checkpoint_every`: batches between two checkpoints.
     `seed`: draws batches, checkpoints and up to three failures. The results of correct code are the same for every seed.
     `drain`: end the input after the last row.
     """
@@ -260,7 +262,7 @@ def _input(
     kind = schema.field(options.column).type
     if not pa.types.is_timestamp(kind):
         raise no_timestamp(uid, options.column, spark_type(kind))
-    settings = TimeSettings.of(uid, options, (), in_positions=False)
+    settings = TimeSettings.of(options, (), in_positions=False)
     return Input(uid, schema, _keys(key), settings if limited else replace(settings, ahead_us=None))
 
 

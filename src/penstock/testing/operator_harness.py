@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.completed import TimeReached
+from penstock.checkpoint.model import TimeReached
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
@@ -201,6 +201,7 @@ class Harness:
     def state(self, key: Any = None) -> dict[str, Any]:
         """The stored state of a key by name: values, lists, and maps as dictionaries. States without a value are left out.
 
+        `{}` for a key that has no state, because it never had a row or its state was cleared: `keys` has those with state.
         A key of several columns is a tuple. Without a key: the `OperatorListState` of all subtasks, and `BroadcastState`.
         """
         return self._stored.of_subtasks() if key is None else self._stored.of_key(key)

@@ -19,12 +19,13 @@ import pyarrow as pa
 
 from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import InternalError
+from penstock.errors import ConfigError, InternalError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import RESULTS, Tags, untagged
 from penstock.operators.state.timers import CLOCK, EVENT_TIME, Timer, timer_table
+from penstock.operators.values.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.views import ROW, View
 from penstock.recovery.state_migration import StateMigration
 from penstock.recovery.state_plan import redistribute
@@ -36,6 +37,7 @@ from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload
 from penstock.snapshot.uploader import perform as store
 from penstock.state.backends.base import VALUES, OpenState, StateBackend, StateLayout, Workplace
+from penstock.state.ddl import spark_type
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import StateTime
@@ -293,10 +295,10 @@ class StoredState:
 
     def of_key(self, key: Any) -> dict[str, Any]:
         """The states of a key by name."""
-        found = {}
+        wanted, found = self._as_key(key), {}
         for name, view in self._views.items():
             if view.kind not in (_TIMERS, *_OF_SUBTASKS):
-                found[name] = [own for of, own in self._rows(view) if of == _as_tuple(key)]
+                found[name] = [own for of, own in self._rows(view) if of == wanted]
         return {name: _as_declared(self._views[name], rows) for name, rows in found.items() if rows}
 
     def of_subtasks(self) -> dict[str, Any]:
@@ -310,12 +312,13 @@ class StoredState:
 
     def timers(self, key: Any) -> list[Timer]:
         """The timers of a key that have not fired, in order."""
+        wanted = self._as_key(key)
         found = [
             Timer(own["at"], EVENT_TIME if view.table.name == _BY_EVENT_TIME else CLOCK)
             for view in self._views.values()
             if view.kind == _TIMERS
             for of, own in self._rows(view)
-            if of == _as_tuple(key)
+            if of == wanted
         ]
         return sorted(found)
 
@@ -324,6 +327,18 @@ class StoredState:
         views = [one for one in self._views.values() if one.kind not in _OF_SUBTASKS]
         found = dict.fromkeys(key for view in views for key, _ in self._rows(view))
         return [key[0] if len(key) == 1 else key for key in found]
+
+    def _as_key(self, key: Any) -> tuple[Any, ...]:
+        """The key as a tuple; raises `ConfigError` for one that no row can have, because such a question is a mistake in the test."""
+        columns, parts = self.subtasks.layout.key, key if isinstance(key, tuple) else (key,)
+        try:
+            for part, field in zip(parts, columns, strict=True):
+                encoded([part], field.type)
+        except CANNOT_ENCODE as error:
+            types = ", ".join(f"{field.name} {spark_type(field.type)}" for field in columns)
+            there = f"has the key columns {types}" if types else "has no key; ask for state() without one"
+            raise ConfigError(f"{key!r} cannot be a key: the operator {there}", key=key) from error
+        return _hashable(parts)
 
     def _rows(self, view: View) -> Iterator[tuple[tuple[Any, ...], Row]]:
         """The rows of a state: the key of each, and its other columns."""
@@ -349,10 +364,6 @@ def _as_declared(view: View, rows: list[Row]) -> Any:
     if view.kind in ("list", "operator list"):
         return [one[-1] for one in values]
     return rows
-
-
-def _as_tuple(key: Any) -> tuple[Any, ...]:
-    return _hashable(key if isinstance(key, tuple) else (key,))
 
 
 def _hashable(values: Iterable[Any]) -> tuple[Any, ...]:

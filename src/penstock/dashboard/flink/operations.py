@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.ids import SYSTEM_RANDOMNESS
 from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome
 from penstock.requests.request_files import Done, Kind, answer, forget_requests, take_back
-from penstock.savepoint.make import check_folder, refuse_outside
+from penstock.savepoint.request import check_folder, refuse_outside
 from penstock.status.jobs import FoundJob
 from penstock.status.view import JobView
 from penstock.storage import Storage
@@ -67,9 +67,8 @@ class DisposalRequest(msgspec.Struct, frozen=True):
     path: _Path = msgspec.field(name="savepoint-path")
 
 
-SAVEPOINT_REQUESTS = msgspec.json.Decoder(
-    SavepointRequest
-)  # made before there are threads, see `snapshot.mailbox`
+# made before there are threads, see `snapshot.mailbox`
+SAVEPOINT_REQUESTS = msgspec.json.Decoder(SavepointRequest)
 STOP_REQUESTS = msgspec.json.Decoder(StopRequest)
 CHECKPOINT_REQUESTS = msgspec.json.Decoder(CheckpointRequest)
 DISPOSAL_REQUESTS = msgspec.json.Decoder(DisposalRequest)

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.flink import checkpoints, job_details, operations, vertices
 from penstock.dashboard.flink.terms import Json, Refused, job_metrics, job_state, listed, node_of
 from penstock.dashboard.savepoint_disposal import dispose
@@ -35,7 +35,6 @@ from penstock.version import __version__
 _log = logging.getLogger(__name__)
 
 PREFIXES = ("/v1", "")
-LARGEST_BODY = 64 * 1024
 REFRESH_MS = 3000
 VERSION = f"Penstock {__version__}"
 
@@ -51,17 +50,15 @@ def flink_routes(
     *,
     read_only: bool = False,
     savepoints: Sequence[str] = (),
-    prefixes: Sequence[str] = PREFIXES,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> list[Route]:
     """All routes of Flink's REST interface. `read_only`: refuse requests to jobs.
 
     `savepoints`: folders below which savepoints may be made and deleted, see `UiOptions.savepoints`.
     """
-    rest = _Rest(jobs, read_only=read_only, savepoints=savepoints, clock=clock)
+    rest = _Rest(jobs, read_only=read_only, savepoints=savepoints)
     return [
         Route(prefix + path, _answering(endpoint), methods=[method])
-        for prefix in prefixes
+        for prefix in PREFIXES
         for method, path, endpoint in rest.paths()
     ]
 
@@ -98,11 +95,7 @@ def _errors(status: int, text: str) -> Response:
 
 async def _body(request: Request, decoder: msgspec.json.Decoder[_T]) -> _T:
     """The decoded body of a request. Without options, Flink's client sends `{}`, others nothing."""
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > LARGEST_BODY:
-            raise Refused(413, f"the body has more than {LARGEST_BODY} bytes; nothing was done")
+    data = await request.body()  # the gate has bounded it
     try:
         return decoded(decoder, data or b"{}")
     except msgspec.DecodeError as error:
@@ -118,11 +111,10 @@ def _number(text: str, what: str) -> int:
 class _Rest:
     """The endpoints of Flink's REST interface."""
 
-    def __init__(self, jobs: JobViews, *, read_only: bool, savepoints: Sequence[str], clock: Clock) -> None:
+    def __init__(self, jobs: JobViews, *, read_only: bool, savepoints: Sequence[str]) -> None:
         self._jobs = jobs
         self._read_only = read_only
         self._savepoints = savepoints
-        self._clock = clock
         self._key = secret_bytes(_KEY_BYTES)
         """Signs the ids of disposals, so that the server recognizes them without keeping them."""
 
@@ -275,7 +267,7 @@ class _Rest:
         async def endpoint(request: Request) -> Response:
             body = await _body(request, decoder)
             found = self._asked(request)
-            asked = await run_in_threadpool(operation, found, body, by=_by(request), now=self._clock.wall())
+            asked = await run_in_threadpool(operation, found, body, by=_by(request), now=SYSTEM_CLOCK.wall())
             return _json({"request-id": asked}, 202)
 
         return endpoint
@@ -300,7 +292,7 @@ class _Rest:
 
     async def _cancel(self, request: Request) -> Response:
         found = self._asked(request)
-        await run_in_threadpool(operations.cancel, found, by=_by(request), now=self._clock.wall())
+        await run_in_threadpool(operations.cancel, found, by=_by(request), now=SYSTEM_CLOCK.wall())
         return _json({}, 202)
 
     def _asked(self, request: Request) -> FoundJob:
@@ -324,7 +316,7 @@ class _Rest:
         self._refuse_if_read_only()
         found = [self._jobs.found(view.id) for view in self._jobs.views()]
         await run_in_threadpool(
-            dispose, body.path, found, folders=self._savepoints, by=_by(request), now=self._clock.wall()
+            dispose, body.path, found, folders=self._savepoints, by=_by(request), now=SYSTEM_CLOCK.wall()
         )
         token = SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS)
         return _json({"request-id": token + self._seal(token)}, 202)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
@@ -285,9 +286,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     state: str = NOTHING
     """The size of state; for a source the unread rows, for a sink the uncommitted rows."""
     state_label: str = ""
-    as_of: str = ""
-    """For a run that is over: the time of its last status."""
     as_of_s: float = 0.0
+    """For a run that is over: when it last wrote its status; 0 for one that is up."""
     time: str = NOTHING
     """How far event time lags the clock."""
     lag: str = ""
@@ -303,6 +303,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """The explanation of the problem."""
     position: str = ""
+
+    @property
+    def as_of(self) -> str:
+        """The time of that status in words."""
+        return clock_time(self.as_of_s) if self.as_of_s > 0 else ""
 
 
 def node_facts(view: JobView) -> dict[str, NodeFacts]:
@@ -330,12 +335,8 @@ def _source(node: PlanNode, source: SourceLive, view: JobView) -> NodeFacts:
         rows=f"{source.rows:,}",
         state=NOTHING if unread.rows is None else _rows(unread.rows),
         state_label="unread",
-        as_of=_time(unread.as_of),
         as_of_s=unread.as_of,
-        time=behind(source.watermark_us, _now(view)),
-        lag=_lag(source.watermark_us, view),
-        watermark=watermark_moment(source.watermark_us),
-        watermark_us=source.watermark_us,
+        **_event_time(source.watermark_us, view),
         position=source.position,
     )
 
@@ -348,12 +349,8 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
         counted=PARTLY_AGGREGATED if node.partly_aggregated else "",
         state=size(operator.state_bytes),
         state_label="state",
-        as_of=_time(view.live.batch_at if view.live and not view.is_up else 0.0),
         as_of_s=view.live.batch_at if view.live and not view.is_up else 0.0,
-        time=behind(operator.watermark_us, _now(view)),
-        lag=_lag(operator.watermark_us, view),
-        watermark=watermark_moment(operator.watermark_us),
-        watermark_us=operator.watermark_us,
+        **_event_time(operator.watermark_us, view),
         files=f"{operator.files:,}",
         left_out=", ".join(_left_out(operator.late_rows, operator.bad_records)),
     )
@@ -369,7 +366,6 @@ def _sink(node: PlanNode, sink: SinkLive, view: JobView) -> NodeFacts:
         rows=f"{sink.rows:,}",
         state=_rows(sink.waiting_rows) if sink.waiting else "none" if is_known else NOTHING,
         state_label="uncommitted",
-        as_of=_time(view.live.at if view.live and not view.state.is_alive else 0.0),
         as_of_s=view.live.at if view.live and not view.state.is_alive else 0.0,
         left_out=", ".join(_left_out(0, sink.bad_records)),
         alarm="down" if sink.down else "",
@@ -384,17 +380,16 @@ def _left_out(late: int, bad: int) -> Iterator[str]:
         yield f"{compact(bad)} bad"
 
 
-def _lag(watermark_us: int | None, view: JobView) -> str:
-    lag = behind(watermark_us, _now(view))
-    return "" if lag == NOTHING else lag if lag.endswith("ahead") else f"{lag} behind"
+def _event_time(watermark_us: int | None, view: JobView) -> dict[str, Any]:
+    """The facts about event time."""
+    time = behind(watermark_us, _now(view))
+    lag = "" if time == NOTHING else time if time.endswith("ahead") else f"{time} behind"
+    moment = watermark_moment(watermark_us)
+    return {"time": time, "lag": lag, "watermark": moment, "watermark_us": watermark_us}
 
 
 def _speed(rows_per_s: float, view: JobView) -> str:
     return rate(rows_per_s) if view.is_up else NOTHING
-
-
-def _time(at: float) -> str:
-    return clock_time(at) if at > 0 else ""
 
 
 def _now(view: JobView) -> float:

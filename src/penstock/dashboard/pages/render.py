@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 class PageFrame:
     """The frame of a page. Equal frames with equal data give equal pages, so the page can be cached."""
 
-    base: str = ""
-    """The prefix of every link, without a final slash; '' for the root."""
     path: str = "/"
-    """The path of this page, without `base`; `twin` is the path of its JSON."""
+    """The path of this page; `twin` is the path of its JSON."""
     query: str = ""
     """The query of the page, such as `?page=2` of a long list."""
     twin: str = "/index.json"
@@ -44,11 +42,7 @@ class PageFrame:
     @property
     def here(self) -> str:
         """A link to this page with its query."""
-        return f"{self.base}{self.path}{self.query}"
-
-    def at(self, path: str) -> str:
-        """A link to a path of this server."""
-        return f"{self.base}{path}"
+        return f"{self.path}{self.query}"
 
 
 def slug(view: JobView) -> str:
@@ -56,56 +50,20 @@ def slug(view: JobView) -> str:
     return view.name if view.id == job_id(view.name) else view.id
 
 
-class Paths:
-    """All paths of one server, with their prefix."""
+def job_path(view: JobView, page: str = "") -> str:
+    """The path of a job, or of one of its pages: `checkpoints`, `failures`, `state`, `actions`, `journal`, `events`."""
+    return f"/jobs/{quote(slug(view), safe='')}{f'/{page}' if page else ''}"
 
-    def __init__(self, base: str) -> None:
-        self._base = base
 
-    @property
-    def overview(self) -> str:
-        """The page of all jobs."""
-        return f"{self._base}/"
+def checkpoint_path(view: JobView, one: CheckpointView) -> str:
+    """The page of one checkpoint. Two runs may have completed the same number, so the run is part of the path."""
+    return job_path(view, f"checkpoints/{one.checkpoint}-r{one.run}")
 
-    @property
-    def all_events(self) -> str:
-        """The event stream of all jobs."""
-        return f"{self._base}/events"
 
-    @property
-    def login(self) -> str:
-        """The path of the login page."""
-        return f"{self._base}/login"
-
-    @property
-    def logout(self) -> str:
-        """The path of the logout action."""
-        return f"{self._base}/logout"
-
-    def static(self, name: str) -> str:
-        """The path of a static file."""
-        return f"{self._base}/static/{name}"
-
-    def job(self, view: JobView, page: str = "") -> str:
-        """One job, or one of its pages: `checkpoints`, `failures`, `state`, `actions`, `journal`, `events`."""
-        return f"{self._base}/jobs/{quote(slug(view), safe='')}{f'/{page}' if page else ''}"
-
-    def checkpoint(self, view: JobView, one: CheckpointView) -> str:
-        """The page of one checkpoint. Two runs may have completed the same number, so the run is part of the path."""
-        return self.job(view, f"checkpoints/{one.checkpoint}-r{one.run}")
-
-    def action(self, view: JobView, kind: str) -> str:
-        """The path of an action."""
-        return self.job(view, f"actions/{kind}")
-
-    def outcome(self, view: JobView, request: str) -> str:
-        """The outcome of a request, as JSON."""
-        return self.job(view, f"requests/{quote(request, safe='')}.json")
-
-    def lookup(self, view: JobView, operator: str, state: str, **asked: str) -> str:
-        """The lookup of a key, as a part of a page; with `.json` instead of `.html`, as JSON."""
-        of = f"state/{quote(operator, safe='')}/{quote(state, safe='')}.html"
-        return self.job(view, of) + (f"?{urlencode(asked)}" if asked else "")
+def lookup_path(view: JobView, operator: str, state: str, **asked: str) -> str:
+    """The look-up of a key, as a part of a page; with `.json` instead of `.html`, as JSON."""
+    of = f"state/{quote(operator, safe='')}/{quote(state, safe='')}.html"
+    return job_path(view, of) + (f"?{urlencode(asked)}" if asked else "")
 
 
 _FILTERS = {
@@ -133,6 +91,9 @@ _GLOBALS: dict[str, Any] = {
     "nothing": wording.NOTHING,
     "counted_behind": "Counted after Spark's partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,
+    "job_path": job_path,
+    "checkpoint_path": checkpoint_path,
+    "lookup_path": lookup_path,
 }
 
 
@@ -154,5 +115,5 @@ def environment() -> Environment:
 
 
 def render(template: str, frame: PageFrame, **values: Any) -> str:
-    """Render one page from its `values`; every page also has `frame` and `paths`."""
-    return environment().get_template(template).render(frame=frame, paths=Paths(frame.base), **values)
+    """Render one page from its `values`; every page also has its `frame`."""
+    return environment().get_template(template).render(frame=frame, **values)

@@ -207,55 +207,45 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
+def _chart(unit: str, x: list[float], **lines: list[float]) -> Chart:
+    """A chart of one or two lines; the first one has the accent."""
+    tones = ("accent", "warm")
+    series = [
+        Series(label=label.replace("_", " "), tone=tone, values=values)
+        for (label, values), tone in zip(lines.items(), tones, strict=False)
+    ]
+    return Chart(unit=unit, x=x, series=series)
+
+
 def rates_chart(view: JobView) -> Chart:
     """Rows per second, as far as the journal goes back."""
     points = rates(view.checkpoints, MOST_POINTS)
-    return Chart(
-        unit="rows/s",
-        x=[round(point.at, 1) for point in points],
-        series=[
-            Series(label="rows per second", tone="accent", values=[round(point.value, 2) for point in points])
-        ],
-    )
+    values = [round(point.value, 2) for point in points]
+    return _chart("rows/s", [round(point.at, 1) for point in points], rows_per_second=values)
 
 
 def batch_rates_chart(view: JobView) -> Chart:
     """The input rate and the processing rate of each batch."""
     found = view.live.recent_batches[::-1] if view.live else ()
-    return Chart(
-        unit="rows/s",
-        x=[round(one.at, 1) for one in found],
-        series=[
-            Series(label="input", tone="accent", values=[round(one.input_per_s, 2) for one in found]),
-            Series(label="processing", tone="warm", values=[round(one.processed_per_s, 2) for one in found]),
-        ],
-    )
+    came = [round(one.input_per_s, 2) for one in found]
+    processed = [round(one.processed_per_s, 2) for one in found]
+    return _chart("rows/s", [round(one.at, 1) for one in found], input=came, processing=processed)
 
 
 def durations_chart(view: JobView) -> Chart:
     """The duration of checkpoints, and of their commits."""
     completed = _completed(view)
-    return Chart(
-        unit="ms",
-        x=[one.completed_at for one in completed],
-        series=[
-            Series(label="duration", tone="accent", values=[round(one.duration_ms, 1) for one in completed]),
-            Series(label="commit", tone="warm", values=[round(one.commit_ms, 1) for one in completed]),
-        ],
-    )
+    durations = [round(one.duration_ms, 1) for one in completed]
+    commits = [round(one.commit_ms, 1) for one in completed]
+    return _chart("ms", [one.completed_at for one in completed], duration=durations, commit=commits)
 
 
 def sizes_chart(view: JobView) -> Chart:
     """The full and the new bytes of checkpoints."""
     completed = _completed(view)
-    return Chart(
-        unit="bytes",
-        x=[one.completed_at for one in completed],
-        series=[
-            Series(label="full", tone="accent", values=[float(one.state_bytes) for one in completed]),
-            Series(label="new", tone="warm", values=[float(one.new_bytes) for one in completed]),
-        ],
-    )
+    full = [float(one.state_bytes) for one in completed]
+    new = [float(one.new_bytes) for one in completed]
+    return _chart("bytes", [one.completed_at for one in completed], full=full, new=new)
 
 
 def _completed(view: JobView) -> Sequence[CheckpointView]:

@@ -18,8 +18,12 @@
     "rows/s": (v) => (v >= 1e6 ? `${+(v / 1e6).toFixed(1)} M` : v >= 1000 ? `${+(v / 1000).toFixed(1)} k` : `${+v.toFixed(1)}`),
   };
 
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  // The browser resolves `light-dark()`, which a canvas does not know.
+  function colour(element, name) {
+    element.style.color = `var(--${name})`;
+    const resolved = getComputedStyle(element).color;
+    element.style.color = "";
+    return resolved;
   }
 
   // The points that this tab has collected: they survive a visit of another page.
@@ -65,7 +69,7 @@
 
   function options(element, chart) {
     const text = UNITS[chart.unit] || String;
-    const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const axis = { stroke: colour(element, "muted"), grid: { stroke: colour(element, "line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     return {
       width: Math.max(200, element.clientWidth),
       height: HEIGHT,
@@ -77,8 +81,8 @@
         { label: "at", value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },
         ...chart.series.map((one, at) => ({
           label: one.label,
-          stroke: colour(one.tone),
-          fill: at === 0 ? colour(`${one.tone}-soft`) : undefined,
+          stroke: colour(element, one.tone),
+          fill: at === 0 ? colour(element, `${one.tone}-soft`) : undefined,
           width: 1.6,
           points: { show: chart.x.length < 40 },
           value: (_, v) => (v == null ? "–" : text(v)),

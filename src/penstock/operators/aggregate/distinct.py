@@ -241,9 +241,8 @@ class ValueLives:
         born, kept = (piece.stored.column(field.name) for field in life_fields([spec]))
         known = piece.found & born.is_valid().to_numpy(zero_copy_only=False)
         written = np.where(known, kept.fill_null(0).to_numpy(zero_copy_only=False), touched)
-        due = known & (
-            (touched - written > lifetime.ttl_us) | (written > touched)
-        )  # later: by the other clock
+        # later: by the other clock
+        due = known & ((touched - written > lifetime.ttl_us) | (written > touched))
         lives = np.where(known, born.fill_null(0).to_numpy(zero_copy_only=False), generation)
         return cls(lives, np.where(due, touched, written), due, touched)
 

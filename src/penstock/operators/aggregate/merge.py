@@ -43,7 +43,7 @@ from penstock.operators.aggregate.columns import (
     state_schema,
 )
 from penstock.operators.aggregate.distinct import set_sizes, united
-from penstock.operators.row_order import compare
+from penstock.operators.values.row_order import compare
 from penstock.state.ddl import spark_type
 
 

@@ -36,9 +36,9 @@ from penstock.operators.grouping import (
 )
 from penstock.operators.inputs import TaskRows, shown_key
 from penstock.operators.outputs import RESULTS, Outputs
+from penstock.operators.state.task_time import NO_TIME, TaskTime
 from penstock.operators.state.timers import EVENT_TIME
 from penstock.operators.state.ttl import TTL, TimeToLive, not_earlier, time_to_live
-from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.operators.views import Plain, Shown, StoredTable, TableView
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.lifetimes import Lifetime
@@ -60,6 +60,8 @@ class Aggregate(Operator):
     columns: dict[str, Column]
     ttl: TimeToLive | None = None
 
+    partly_aggregated = True
+
     @classmethod
     def checked(
         cls, uid: str, upstream: Node, keys: tuple[str, ...], columns: dict[str, Column], *, ttl: TTL | None
@@ -77,11 +79,6 @@ class Aggregate(Operator):
     @override
     def describe(self) -> str:
         return "aggregate"
-
-    @property
-    @override
-    def partly_aggregated(self) -> bool:
-        return True
 
     @property
     @override

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.errors import InternalError
-from penstock.operators.columns import rows_at, widened
-from penstock.operators.event_time import OperatorClock, TimeColumn, Timed, judged_by_time
+from penstock.operators.base import Spec
+from penstock.operators.columns import rows_at
+from penstock.operators.event_time import TimeColumn, Timed
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.python_values import as_moments
-from penstock.operators.row_order import Numbers
-from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
+from penstock.operators.values.python_values import as_moments
+from penstock.operators.values.row_order import Numbers
 from penstock.state.backends.base import TableLayout
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
@@ -56,11 +57,6 @@ class InputColumns:
     def kept(self) -> pa.Schema:
         """The columns that are not part of the key."""
         return pa.schema([field for field in self.columns if field.name not in self.keys])
-
-    @property
-    def as_second(self) -> RightInput:
-        """The columns, as the engine expects them of a second input."""
-        return RightInput(tuple(self.columns.names), self.keys)
 
 
 @dataclass(frozen=True)
@@ -125,6 +121,34 @@ class JoinInput(InputColumns):
             value = pa.schema([lifetime.stamp_field])
             tables.append(TableLayout(self.waiting, identity, value, by_time=True, lifetimes=(lifetime,)))
         return tables
+
+
+@dataclass(frozen=True)
+class TwoInputSpec(Spec):
+    """A spec of an operator that puts rows of two inputs side by side."""
+
+    left: InputColumns
+    right: InputColumns
+
+    @property
+    def key(self) -> pa.Schema:
+        """The key as it is stored and emitted: with the names of the left input."""
+        return pa.schema([self.left.columns.field(name) for name in self.left.keys])
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the left input, then those of the right one without its key, then the added ones."""
+        return pa.schema([*self.left.columns, *self.right.kept, *self.added])
+
+    @property
+    def added(self) -> list[pa.Field]:
+        """The columns of neither input."""
+        return []
+
+    @property
+    @override
+    def second_input(self) -> RightInput | None:
+        return RightInput(tuple(self.right.columns.names), self.right.keys)
 
 
 # ── rows as they arrive ────────────────────────────────────────────────────────────────────────────
@@ -202,38 +226,6 @@ def parted_by_key(rows: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.T
     if not without.any():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(~without)), rows.filter(pa.array(without))
-
-
-def arriving(
-    given: JoinInput, rows: pa.Table, windows: TimeWindows | None, clock: OperatorClock, *, operator: str
-) -> Arriving:
-    """Find the moments of the rows of an input, and set late rows aside."""
-    rows = widened(rows).combine_chunks()
-    if given.time is None:
-        moments = np.zeros(rows.num_rows, dtype=np.int64)
-        return Arriving.one_moment_each(rows, moments, rows.slice(0, 0))
-    if windows is not None:
-        return _in_windows(given.time, rows, windows, clock, operator)
-    judged = judged_by_time(rows, given.time, clock, operator=operator)
-    return Arriving.one_moment_each(judged.rows, judged.times, judged.late)
-
-
-def _in_windows(
-    time: TimeColumn, rows: pa.Table, windows: TimeWindows, clock: OperatorClock, operator: str
-) -> Arriving:
-    """A row is late when all its windows have closed: when the watermark has reached the last moment of each."""
-    sensible = judged_by_time(rows, time, clock.at_any_time(), operator=operator)
-    at, lasts = windows.windows_of(sensible.times)
-    is_open = lasts > clock.before_us
-    counts = np.bincount(at[is_open], minlength=len(sensible.times))
-    in_time = counts > 0
-    late = pa.concat_tables([sensible.late, sensible.rows.filter(pa.array(~in_time))])
-    return Arriving(
-        sensible.rows.filter(pa.array(in_time)),
-        np.concatenate(([0], np.cumsum(counts[in_time]))),
-        windows.starts(lasts[is_open]),  # in the order of rows
-        late,
-    )
 
 
 def grouped_inputs(key: pa.Schema, left: OneInput, right: OneInput) -> Grouped:
@@ -368,13 +360,8 @@ def _side_by_side(
     columns |= _columns(spec.left, left, len(known))
     columns |= _columns(spec.right, right, len(known))
     output = spec.output
-    added: dict[str, Numbers] = {}
-    if spec.windows is not None:
-        starts = known.moments
-        added = {WINDOW_START: starts, WINDOW_END: starts + spec.windows.size_us}
-    if spec.at is not None and times is not None:
-        added[spec.at] = times
-    columns |= {name: as_moments(moments, output.field(name).type) for name, moments in added.items()}
+    added = zip(spec.added, spec.added_moments(known.moments, times), strict=True)
+    columns |= {field.name: as_moments(moments, field.type) for field, moments in added}
     return pa.RecordBatch.from_arrays([columns[name] for name in output.names], schema=output)
 
 

@@ -41,12 +41,11 @@ from penstock.operators.join.input_rows import (
     InputRows,
     JoinInput,
     PickedRows,
-    arriving,
     grouped_inputs,
     in_output_columns,
 )
-from penstock.operators.row_order import Numbers
 from penstock.operators.state.table_rows import stored_rows
+from penstock.operators.values.row_order import Numbers
 from penstock.state.backends.base import OpenState, OpenTable
 from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, concat_batches, sorting_positions
@@ -238,7 +237,7 @@ def run_join(
 ) -> Joined:
     """Join the rows of a batch, then let time pass. It is also called without rows, when something may be due."""
     given = [
-        arriving(one, rows, spec.windows, clock, operator=operator)
+        spec.arriving(one, rows, clock, operator=operator)
         for one, rows in ((spec.left, left), (spec.right, right))
     ]
     joined = Joined(given[0].late, given[1].late)

@@ -15,15 +15,15 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError
-from penstock.operators.base import Node, Operator, SecondInput, Spec, Task, TaskContext
+from penstock.operators.base import Node, Operator, SecondInput, Task, TaskContext
 from penstock.operators.columns import as_batch, rows_at, widened
 from penstock.operators.grouping import Piece, PieceLimits, pieces_with_state
-from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.join.input_rows import ROW, InputColumns, both, grouped_inputs, parted_by_key
+from penstock.operators.inputs import TaskRows
+from penstock.operators.join.input_rows import ROW, TwoInputSpec, both, grouped_inputs, parted_by_key
 from penstock.operators.join.spec import How, On, key_pairs
 from penstock.operators.outputs import RESULTS, Outputs
-from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.state.ttl import TTL, TimeToLive, TouchTimes, time_to_live
+from penstock.operators.values.row_order import OrderBy, parse_orders
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Measure
@@ -82,28 +82,11 @@ class Lookup(Operator):
 
 
 @dataclass(frozen=True)
-class LookupSpec(Spec):
+class LookupSpec(TwoInputSpec):
     """A lookup typed against its inputs. `inner` drops rows whose key is unknown."""
 
-    left: InputColumns
-    right: InputColumns
     inner: bool
     ttl: TimeToLive | None = None
-
-    @property
-    def key(self) -> pa.Schema:
-        """The key as it is stored: with the names of the left input."""
-        return pa.schema([self.left.columns.field(name) for name in self.left.keys])
-
-    @property
-    @override
-    def output(self) -> pa.Schema:
-        return pa.schema([*self.left.columns, *self.right.kept])
-
-    @property
-    @override
-    def second_input(self) -> RightInput | None:
-        return self.right.as_second
 
     @override
     def layout(self) -> StateLayout:

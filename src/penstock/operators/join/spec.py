@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
@@ -25,20 +26,29 @@ from penstock.operators.base import (
     Node,
     Operator,
     SecondInput,
-    Spec,
     Task,
     TaskContext,
 )
-from penstock.operators.event_time import TimeColumn
-from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.join.input_rows import MATCHED, PLACE, InputColumns, JoinInput, both
+from penstock.operators.columns import widened
+from penstock.operators.event_time import OperatorClock, TimeColumn, judged_by_time
+from penstock.operators.inputs import TaskRows
+from penstock.operators.join.input_rows import (
+    MATCHED,
+    PLACE,
+    Arriving,
+    InputColumns,
+    JoinInput,
+    TwoInputSpec,
+    both,
+)
 from penstock.operators.join.interval import run_join
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.views import Plain, StoredTable, TableView, plain
-from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
+from penstock.operators.window.base import WINDOW_END, WINDOW_START
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import Measure, stamp_name
+from penstock.windows import Numbers, TimeWindows
 
 
 class How(enum.Enum):
@@ -51,7 +61,7 @@ class How(enum.Enum):
 
 
 @dataclass(frozen=True)
-class JoinSpec(Spec):
+class JoinSpec(TwoInputSpec):
     """A join typed against the columns of its inputs, whose keys have the same types."""
 
     left: JoinInput
@@ -108,28 +118,29 @@ class JoinSpec(Spec):
         return cls(one, other, *bounds, windows)
 
     @property
-    def key(self) -> pa.Schema:
-        """The key as it is stored and emitted: with the names of the left input."""
-        return pa.schema([self.left.columns.field(name) for name in self.left.keys])
-
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the left input, then those of the right one without its key, then the added ones."""
-        return pa.schema([*self.left.columns, *self.right.kept, *self.added])
-
-    @property
     def added(self) -> list[pa.Field]:
-        """The columns of neither input: start and end of the window, and the time of the result."""
+        """Start and end of the window, and the time of the result."""
         if self.left.time is None:
             return []
         kind = self.left.columns.field(self.left.time.column).type
         window = [] if self.windows is None else [WINDOW_START, WINDOW_END]
         return [pa.field(name, kind) for name in (*window, *([] if self.at is None else [self.at]))]
 
-    @property
-    @override
-    def second_input(self) -> RightInput | None:
-        return self.right.as_second
+    def added_moments(self, moments: Numbers, times: Numbers | None) -> list[Numbers]:
+        """The values of the `added` columns, from the moments of rows and, where they are added, the times of results."""
+        window = [] if self.windows is None else [moments, moments + self.windows.size_us]
+        return [*window, *([] if self.at is None or times is None else [times])]
+
+    def arriving(self, given: JoinInput, rows: pa.Table, clock: OperatorClock, *, operator: str) -> Arriving:
+        """Find the moments of the rows of an input, and set late rows aside."""
+        rows = widened(rows).combine_chunks()
+        if given.time is None:
+            moments = np.zeros(rows.num_rows, dtype=np.int64)
+            return Arriving.one_moment_each(rows, moments, rows.slice(0, 0))
+        if self.windows is not None:
+            return _in_windows(given.time, rows, self.windows, clock, operator)
+        judged = judged_by_time(rows, given.time, clock, operator=operator)
+        return Arriving.one_moment_each(judged.rows, judged.times, judged.late)
 
     @override
     def layout(self) -> StateLayout:
@@ -157,6 +168,24 @@ class JoinSpec(Spec):
     @override
     def task(self, context: TaskContext) -> Task:
         return JoinTask(context, self)
+
+
+def _in_windows(
+    time: TimeColumn, rows: pa.Table, windows: TimeWindows, clock: OperatorClock, operator: str
+) -> Arriving:
+    """A row is late when all its windows have closed: when the watermark has reached the last moment of each."""
+    sensible = judged_by_time(rows, time, clock.at_any_time(), operator=operator)
+    at, lasts = windows.windows_of(sensible.times)
+    is_open = lasts > clock.before_us
+    counts = np.bincount(at[is_open], minlength=len(sensible.times))
+    in_time = counts > 0
+    late = pa.concat_tables([sensible.late, sensible.rows.filter(pa.array(~in_time))])
+    return Arriving(
+        sensible.rows.filter(pa.array(in_time)),
+        np.concatenate(([0], np.cumsum(counts[in_time]))),
+        windows.starts(lasts[is_open]),  # in the order of rows
+        late,
+    )
 
 
 @dataclass

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from penstock.errors import BadRecordError
+from penstock.operators.calls import not_iterable
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.process.keyed import KeyedCode, Output
 from penstock.operators.process.user_code import Context
-from penstock.operators.rows import CameAs, Rows, RowTable
+from penstock.operators.values.rows import CameAs, Rows, RowTable
 from penstock.state.keys import SORT_KEY
 
 _RIGHT = "__penstock_right:"
@@ -60,9 +60,7 @@ class KeyedCoProcess(KeyedCode):
             if results is None:
                 continue
             if not isinstance(results, Iterable):
-                raise BadRecordError(
-                    f"operator {ctx.operator}: {call.__name__}() returned {results!r}; yield results, or return a list of them"
-                )
+                raise not_iterable(results, ctx.operator, f"{call.__name__}()")
             yield from results
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, UserCodeError
-from penstock.operators.array_like import as_array
 from penstock.operators.columns import Positions
 from penstock.operators.process.user_code import Context
 from penstock.operators.state.batch_tables import BatchTable, as_flags, key_positions
 from penstock.operators.state.declarations import ColumnState
+from penstock.operators.state.task_time import DueTimers, Timers
 from penstock.operators.state.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
 from penstock.operators.state.ttl import ColumnStamps
-from penstock.operators.task_time import DueTimers, Timers
+from penstock.operators.values.array_like import as_array
 from penstock.state.keys import Flags, KeyBatch, rows_equal
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted

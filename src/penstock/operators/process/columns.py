@@ -16,7 +16,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError
-from penstock.operators.array_like import as_column, as_columns
 from penstock.operators.calls import blamed_on
 from penstock.operators.columns import Positions
 from penstock.operators.grouping import PieceLimits
@@ -34,8 +33,9 @@ from penstock.operators.state.declarations import (
     table_states,
     value_schema,
 )
+from penstock.operators.state.task_time import NO_TIME, TaskTime, TimedPiece
 from penstock.operators.state.timers import TakesTimerColumns
-from penstock.operators.task_time import NO_TIME, TaskTime, TimedPiece
+from penstock.operators.values.array_like import as_column, as_columns
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 

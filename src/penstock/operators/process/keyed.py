@@ -11,23 +11,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.encoding import to_array
 from penstock.operators.process.user_code import Context, OpensAndCloses, TakesBroadcast
-from penstock.operators.rows import Rows
 from penstock.operators.state.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.state.declarations import (
+    HoldsCells,
     OperatorType,
     column_stamps,
     keyed_states,
     lives_by_event_time,
-    refuse_state_assignment,
     value_schema,
 )
 from penstock.operators.state.table_cells import TableCell
+from penstock.operators.state.task_time import TimedPiece
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import TakesTimers
 from penstock.operators.state.ttl import ColumnStamps, TouchTimes
-from penstock.operators.task_time import TimedPiece
+from penstock.operators.values.encoding import to_array
+from penstock.operators.values.rows import Rows
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import Flags, KeyBatch
 from penstock.state.sizes import in_batches
@@ -35,18 +35,12 @@ from penstock.state.sizes import in_batches
 Output = Sequence[Any] | Mapping[str, Any]
 
 
-class KeyedCode(OpensAndCloses, TakesBroadcast, TakesTimers, metaclass=OperatorType):
+class KeyedCode(OpensAndCloses, TakesBroadcast, TakesTimers, HoldsCells, metaclass=OperatorType):
     """Own code that is called key by key, with rows of one stream (`KeyedProcess`) or of two (`KeyedCoProcess`)."""
 
     @abstractmethod
     def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Output] | None:
         """Handle the rows of one key in one batch."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Cell) and self.__dict__.get(name) is value:
-            return  # of `self.recent += [...]`, which has changed it already
-        refuse_state_assignment(self, name)
-        super().__setattr__(name, value)
 
 
 class KeyedProcess(KeyedCode):

@@ -21,10 +21,10 @@ from penstock.operators.process.user_code import (
     refuse_results,
     takes_broadcast,
 )
-from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.declarations import keyed_states, lives_by_event_time, subtask_states
 from penstock.operators.state.subtask_states import BroadcastState, OperatorListState
 from penstock.operators.state.timers import takes_timers
+from penstock.operators.values.row_order import Order, OrderBy, parse_orders
 from penstock.state.ddl import arrow_schema, schema_ddl
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Any
 
@@ -17,23 +18,22 @@ from penstock.operators.calls import (
     ON_TIMER,
     OUTPUT_ROWS,
     PROCESS,
+    encode_calls,
     encode_sides,
     not_iterable,
     python_keys,
     rare_collections,
-    to_table,
-    yielded,
 )
 from penstock.operators.grouping import Grouped
 from penstock.operators.outputs import SideRows
 from penstock.operators.process.co import row_table
 from penstock.operators.process.keyed import Cells, KeyedCode, bind, unfit_state, write_back
 from penstock.operators.process.user_code import Context
-from penstock.operators.rows import Rows
 from penstock.operators.state.cells import copy_emitted, copy_emitted_flat, may_change
+from penstock.operators.state.task_time import NO_TIME, TaskTime
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import Timer
-from penstock.operators.task_time import NO_TIME, TaskTime
+from penstock.operators.values.rows import Rows
 from penstock.places import place_of_function
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
@@ -199,16 +199,10 @@ class _Calls:
 
     def encoded(self, chunk: _Chunk, output: pa.Schema) -> pa.Table:
         """Results as columns; raises `BadRecordError` with the key whose results do not fit the schema."""
-        uid = self._context.operator
-        try:
-            return to_table(chunk.results, output, yielded(uid))
-        except BadRecordError:
-            for call, results in chunk.by_call():
-                try:
-                    to_table(results, output, yielded(uid, self._name(call)))
-                except BadRecordError as error:
-                    raise self._of_call(call, error) from None
-            raise
+        calls = (
+            (self._name(call), results, partial(self._of_call, call)) for call, results in chunk.by_call()
+        )
+        return encode_calls(chunk.results, output, self._context.operator, calls)
 
     def write_state(self, state: OpenState) -> None:
         """Write what was set; raises `BadRecordError` with the key whose value does not fit."""

@@ -35,12 +35,12 @@ from penstock.operators.process.co import row_table
 from penstock.operators.process.keyed import Cells, KeyedCode, check_state, unfit_state, write_back
 from penstock.operators.process.run_keyed import bound
 from penstock.operators.process.user_code import Context
-from penstock.operators.python_values import Unreadable, readable
-from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.state.cells import copy_emitted
+from penstock.operators.state.task_time import NO_TIME, TaskTime
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import Timer
-from penstock.operators.task_time import NO_TIME, TaskTime
+from penstock.operators.values.python_values import Unreadable, readable
+from penstock.operators.values.rows import RowTable, WatchedRows
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 
@@ -50,7 +50,7 @@ Encoded = tuple[pa.Table, npt.NDArray[np.int64]]
 """Rows, and the position of the key of each row."""
 
 TRIED_ROWS, TRIED_TIMES = 1_000_000, 20
-"""How many rows a task hands to calls that look for rows at fault: so many, and as many again for each row that it has."""
+"""How many rows a task hands to calls that look for rows at fault: this number, and the same again for each row that it has."""
 
 _RESULTS = ""
 """In place of the name of a side output."""

@@ -22,8 +22,8 @@ from penstock.operators.process.unkeyed import Process, run_broadcast, run_unkey
 from penstock.operators.process.user_code import Context, NoSides, OpenedCode
 from penstock.operators.state.declarations import state_layout
 from penstock.operators.state.subtask_states import SubtaskCells
+from penstock.operators.state.task_time import TaskTime, Timers
 from penstock.operators.state.timers import AT, CLOCK, EVENT_TIME, NoTimers, takes_timers, timer_table
-from penstock.operators.task_time import TaskTime, Timers
 from penstock.operators.views import Position, StoredTable, TableView, TimestampColumn, plain
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due

@@ -25,14 +25,14 @@ from penstock.operators.grouping import PieceLimits
 from penstock.operators.outputs import SideRows
 from penstock.operators.process.keyed import Output
 from penstock.operators.process.user_code import Context, OpensAndCloses, TakesBroadcast, check_no_results
-from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.cells import copy_emitted
-from penstock.operators.state.declarations import OperatorType, refuse_state_assignment
+from penstock.operators.state.declarations import HoldsCells, OperatorType
 from penstock.operators.state.subtask_states import SubtaskCells
+from penstock.operators.values.rows import Rows, RowTable
 from penstock.state.sizes import cut, in_batches, row_bytes
 
 
-class Process(OpensAndCloses, TakesBroadcast, metaclass=OperatorType):
+class Process(OpensAndCloses, TakesBroadcast, HoldsCells, metaclass=OperatorType):
     """Own Python code that sees the rows of a subtask, without a key, and keeps what it needs in an `OperatorListState`.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an
@@ -49,10 +49,6 @@ class Process(OpensAndCloses, TakesBroadcast, metaclass=OperatorType):
         (each row acts as a named tuple) and indexed. `ctx.emit` gives rows to a declared `SideOutput`.
         The classic mistake: state about something that many subtasks see rows of. That needs `key_by` and a `KeyedProcess`.
         """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        refuse_state_assignment(self, name)
-        super().__setattr__(name, value)
 
 
 def run_unkeyed(

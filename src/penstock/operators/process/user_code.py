@@ -18,17 +18,17 @@ from typing_extensions import override
 from penstock.errors import ConfigError, UserCodeError
 from penstock.operators.bad_records import RejectedRows, nothing_to_reject
 from penstock.operators.outputs import SideRows, no_such_side
-from penstock.operators.rows import Rows
 from penstock.operators.state.cells import shown
 from penstock.operators.state.timer_cell import TimersCell
 from penstock.operators.state.timers import EVENT_TIME, NoTimers, moment, watermark
+from penstock.operators.values.rows import Rows
 from penstock.places import AT, place_of_function
 from penstock.state.lifetimes import LONG_AGO_US
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from penstock.operators.rows import Rows
+    from penstock.operators.values.rows import Rows
 
 
 class OpensAndCloses:

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.lazy_imports import optional_package
-from penstock.operators.array_like import as_array
 from penstock.operators.columns import Positions
 from penstock.operators.state.table_rows import PieceRows, RowIds, how_many_before
+from penstock.operators.values.array_like import as_array
 from penstock.state.handle import GENERATION_SHIFT
 from penstock.state.keys import Flags
 from penstock.wording import counted
@@ -229,7 +229,7 @@ class BatchList(BatchTable):
 
 
 def key_positions(given: Any, keys: int, what: str, facts: Mapping[str, object]) -> Positions:
-    """Check the `key_index` of user code: positions in `keys`, of which there are so many. `what` begins the error message."""
+    """Check the `key_index` of user code: positions in `keys`, which has this length. `what` begins the error message."""
     column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{what} set")
     numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.operators.python_values import python_values
+from penstock.operators.values.python_values import python_values
 
 if TYPE_CHECKING:
-    from penstock.operators.encoding import StoredForm
+    from penstock.operators.values.encoding import StoredForm
 
 
 UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
@@ -101,13 +101,19 @@ class PieceKeys:
         return values[0] if len(values) == 1 else tuple(values)
 
 
+class StateAssignedError(AttributeError):
+    """User code assigned to a declared state or side output, or calculated with the state itself."""
+
+
 class Cell(ABC):
     """The state of the current key, of any kind."""
 
-    __slots__ = ("at", "ends")
+    __slots__ = ("at", "ends", "name")
 
     members: ClassVar[str]
     """What user code may ask of it, for an error message."""
+    instead: ClassVar[str] = ""
+    """What to write after `self.name`, for the error of an assignment to the state itself."""
     declared_as: ClassVar[str] = ""
     """The state that it stands for: so Python calls it in its own errors, since user code knows no other name."""
 
@@ -115,7 +121,8 @@ class Cell(ABC):
         super().__init_subclass__()
         cls.__name__ = cls.declared_as or cls.__name__
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.at = 0
         self.ends = False
         """Whether `end_call` has to be called."""
@@ -139,14 +146,21 @@ class Cell(ABC):
     def end_call(self) -> None:  # noqa: B027 - most cells have nothing to do, and are not asked
         """Called when the call for the current key is over and all its results are known; only where `ends` is true."""
 
+    def misused(self, sign: str) -> StateAssignedError:
+        """The error for `self.name += 1`, with the sign of the assignment: Python's own would not say what to write."""
+        write = f"self.{self.name}{self.instead.replace('=', sign)}"
+        return StateAssignedError(
+            f"{self.name} is state: write {write} instead of self.{self.name} {sign} ..."
+        )
+
 
 class ColumnCell(Cell):
     """A state with a column in the row of the key: one value per key, None where there is none."""
 
     __slots__ = ("_keys", "_stored", "dirty", "looked", "made", "values")
 
-    def __init__(self, made: str = "state was set to") -> None:
-        super().__init__()
+    def __init__(self, name: str, made: str = "state was set to") -> None:
+        super().__init__(name)
         self.made = made
         """How a value came about that does not fit its type, for the error message that goes on with the value."""
         self.values: list[Any] = []
@@ -162,11 +176,16 @@ class ColumnCell(Cell):
         self.dirty = bytearray(len(self.values))
         self.looked = bytearray(len(self.values))
         self.at = 0
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget what the current call has looked at."""
 
     def undo(self, index: int) -> None:
         """Read it again: what was changed in place is changed in the object that was read before."""
         self.values[index] = python_values(self._stored.slice(index, 1))[0]
         self.dirty[index] = self.looked[index] = 0
+        self._let_go()
 
     @override
     def memo(self) -> Any:
@@ -184,16 +203,36 @@ class ColumnCell(Cell):
         self.dirty[self.at] = 1
 
 
+def _refusing(error: Callable[[Any], StateAssignedError]) -> Callable[[Any, object], NoReturn]:
+    def refuse(cell: Cell, other: object) -> NoReturn:  # noqa: ARG001 - no operand is right
+        raise error(cell)
+
+    return refuse
+
+
+def _not_its_value(cell: ColumnCell) -> StateAssignedError:
+    return StateAssignedError(
+        f"{cell.name} is state: write self.{cell.name}.value instead of self.{cell.name}"
+    )
+
+
+# Set from outside: a type checker should go on to refuse them in user code.
+Cell.__iadd__ = _refusing(lambda cell: cell.misused("+="))  # type: ignore[attr-defined]
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "gt", "ge"):
+    setattr(ColumnCell, f"__{_operator}__", _refusing(_not_its_value))
+
+
 class ValueCell(ColumnCell):
     """The value of the current key, in place of the declared `ValueState` while the operator runs."""
 
     __slots__ = ("_default", "_form", "_usual")
 
     members = "a state has .value and .clear()"
+    instead = ".value = ..."
     declared_as = "ValueState"
 
-    def __init__(self, default: Any, form: StoredForm) -> None:
-        super().__init__()
+    def __init__(self, name: str, default: Any, form: StoredForm) -> None:
+        super().__init__(name)
         self._default = default
         self._form, self._usual = form, form.usual
 
@@ -214,8 +253,8 @@ class ContainerCell(ValueCell):
 
     __slots__ = ()
 
-    def __init__(self, default: Any, form: StoredForm) -> None:
-        super().__init__(default, form)
+    def __init__(self, name: str, default: Any, form: StoredForm) -> None:
+        super().__init__(name, default, form)
         self.ends = True
 
     @override
@@ -243,25 +282,16 @@ class ComparedContainerCell(ContainerCell):
 
     __slots__ = ("_assigned", "_before", "_held", "_was_dirty")
 
-    def __init__(self, default: Any, form: StoredForm) -> None:
-        super().__init__(default, form)
+    def __init__(self, name: str, default: Any, form: StoredForm) -> None:
+        super().__init__(name, default, form)
         self._let_go()
 
+    @override
     def _let_go(self) -> None:
         self._before: Any = None
         self._held = self._assigned = False
         self._was_dirty = 0
         """Whether an earlier call of the key had changed it."""
-
-    @override
-    def load(self, stored: pa.Array, keys: PieceKeys) -> None:
-        super().load(stored, keys)
-        self._let_go()
-
-    @override
-    def undo(self, index: int) -> None:
-        super().undo(index)
-        self._let_go()
 
     def clear(self) -> None:
         """Forget the value of the key."""

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import ConfigError
-from penstock.operators.encoding import CANNOT_ENCODE, StoredForm, encoded
 from penstock.operators.outputs import SideOutput
-from penstock.operators.python_values import python_values
 from penstock.operators.state.batch_tables import BatchTable
 from penstock.operators.state.cells import (
     Cell,
     ColumnCell,
     ComparedContainerCell,
     ContainerCell,
+    StateAssignedError,
     ValueCell,
     with_read_tracking,
 )
@@ -30,6 +30,8 @@ from penstock.operators.state.table_cells import TableCell
 from penstock.operators.state.table_rows import PieceRows
 from penstock.operators.state.timers import is_timer_table, timer_tables
 from penstock.operators.state.ttl import TTL, ColumnStamps, TouchTimes, time_to_live
+from penstock.operators.values.encoding import CANNOT_ENCODE, StoredForm, encoded
+from penstock.operators.values.python_values import python_values
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
 from penstock.state.keys import KeyBatch
@@ -47,9 +49,6 @@ TIMERS = "timers"
 
 class DeclaredState(ABC):
     """A state of any kind. While the operator runs, the cell that it makes stands in its place."""
-
-    instead: ClassVar[str]
-    """What to write after `self.name`, for the error of an assignment to the state itself."""
 
     def __init__(self, ttl: TTL | None = None) -> None:
         self.name = ""
@@ -128,6 +127,18 @@ class TableState(DeclaredState):
             raise self._outside()
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
+    def __getitem__(self, key: Any) -> Any:
+        """Only while the operator runs: an entry or an element."""
+        raise self._outside()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Only while the operator runs: set an entry or an element."""
+        raise self._outside()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Only while the operator runs: its entries or elements."""
+        raise self._outside()
+
     @abstractmethod
     def table(self, name: str, key: pa.Schema) -> TableLayout:
         """Its table, in an operator with this key."""
@@ -162,13 +173,11 @@ class ValueState(ColumnState):
     `None` takes no space. `ttl`: how long it is kept, as "24h" or a `TimeToLive`, for any kind of state.
     """
 
-    instead = ".value = ..."
-
     @override
     def make_cell(self, name: str) -> ValueCell:
         kind = ContainerCell if self.ttl is None else ComparedContainerCell
         cell = kind if pa.types.is_nested(self.arrow_type) else ValueCell
-        return self._kind(cell)(self.default, StoredForm(self.arrow_type))
+        return self._kind(cell)(name, self.default, StoredForm(self.arrow_type))
 
     @property
     def value(self) -> Any:
@@ -303,19 +312,25 @@ def value_schema(operator: object) -> pa.Schema:
     return pa.schema([pa.field(name, state.arrow_type) for name, state in column_states(operator).items()])
 
 
-class StateAssignedError(AttributeError):
-    """User code assigned to a declared state or side output."""
-
-
 def refuse_state_assignment(operator: object, name: str, instead: str = "") -> None:
     """Refuse an assignment to a declared state; `instead` is what to write, where the kind of state does not say it."""
     state = getattr(type(operator), name, None)
     if isinstance(state, SideOutput):
         raise StateAssignedError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")
     if isinstance(state, DeclaredState):
-        own = f"self.{name}{state.instead}"
+        own = f"self.{name}{state.make_cell(name).instead}"
         write = own if isinstance(state, SubtaskState) else instead or own
         raise StateAssignedError(f"{name} is state: write {write} instead of self.{name} = ...")
+
+
+class HoldsCells:
+    """Own code in whose attributes cells take the place of declared states."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Cell) and self.__dict__.get(name) is value:
+            return  # of `self.recent += [...]`, which has changed it already
+        refuse_state_assignment(self, name)
+        super().__setattr__(name, value)
 
 
 def name_of(function: Any) -> str:
@@ -327,7 +342,7 @@ def name_of(function: Any) -> str:
 
 
 def check_takes(function: Any, number: int, what: str, given: str) -> None:
-    """Refuse what cannot be called with so many arguments; `given` says which they are. Some built-in functions cannot be checked."""
+    """Refuse what cannot be called with `number` arguments; `given` says which they are. Some built-in functions cannot be checked."""
     if not callable(function):
         raise ConfigError(
             f"{what}={function!r} is not a function: give one that takes {given}", function=function

@@ -16,11 +16,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.encoding import CANNOT_ENCODE, to_array, usual_types
-from penstock.operators.python_values import python_values
 from penstock.operators.state.cells import ColumnCell, deep_copy, may_be_changed, shown
 from penstock.operators.state.declarations import ColumnState, check_takes, name_of
 from penstock.operators.state.ttl import TTL
+from penstock.operators.values.encoding import CANNOT_ENCODE, to_array, usual_types
+from penstock.operators.values.python_values import python_values
 
 if TYPE_CHECKING:
     from penstock.state.ddl import Type
@@ -61,8 +61,6 @@ class ReducingState(ColumnState):
     no order. `value` reads it; `default` is what is read where there is none, and is never handed to the function.
     """
 
-    instead = ".add(...)"
-
     def __init__(
         self,
         type: Type,  # noqa: A002
@@ -95,8 +93,6 @@ class AggregatingState(ColumnState):
     The type is that of the accumulator. `self.mean.add(x)` adds to it, `self.mean.value` is its result, None where nothing was added.
     The function is an object, or a class that is made without arguments.
     """
-
-    instead = ".add(...)"
 
     def __init__(
         self,
@@ -182,8 +178,10 @@ class FoldedCell(ColumnCell):
 
     __slots__ = ("_field", "_usual")
 
+    instead = ".add(...)"
+
     def __init__(self, field: pa.Field, made: str) -> None:
-        super().__init__(made)
+        super().__init__(field.name, made)
         self._field = field
         self._usual = usual_types(field.type)
         self.ends = may_be_changed(field.type)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSequence
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import pyarrow as pa
 from typing_extensions import override
@@ -36,8 +36,6 @@ class ListState(TableState):
     The classic mistake: a list that is only appended to, and grows for ever.
     """
 
-    instead = ".append(...)"
-
     def __init__(self, type: Type, *, ttl: TTL | None = None) -> None:  # noqa: A002 - it is what the user means
         super().__init__(ttl)
         self.ddl = type_ddl(type)
@@ -55,9 +53,6 @@ class ListState(TableState):
     @override
     def make_cell(self, name: str) -> ListCell:
         return ListCell(name, *self._fields(name), self.ttl)
-
-    def __iter__(self) -> Iterator[Any]:
-        raise self._outside()
 
     if TYPE_CHECKING:
 
@@ -109,6 +104,7 @@ class ListCell(TableCell, MutableSequence[Any]):
     __slots__ = ("_appended", "_value_nested", "_whole")
 
     members = "a list has what a list has: append(), [...], len(), pop(), clear() and so on"
+    instead = ".append(...)"
     declared_as = "ListState"
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
@@ -138,6 +134,12 @@ class ListCell(TableCell, MutableSequence[Any]):
         """Add several at the end. Reads nothing."""
         for value in list(values) if values is self else values:
             self.append(value)
+
+    def __iadd__(self, values: Any) -> Self:
+        if not isinstance(values, Iterable):
+            raise self.misused("+=")
+        self.extend(values)
+        return self
 
     def __iter__(self) -> Iterator[Any]:
         """As with a list, a change after the current place is seen when its turn comes."""

@@ -11,13 +11,13 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.encoding import CANNOT_ENCODE, encoded
-from penstock.operators.python_values import python_values
 from penstock.operators.state.batch_tables import BatchMap
 from penstock.operators.state.cells import deep_copy, may_be_changed, safe_copy, stored_equal
 from penstock.operators.state.declarations import TableState
 from penstock.operators.state.table_cells import Changes, RowChange, TableCell
 from penstock.operators.state.ttl import TTL, TimeToLive
+from penstock.operators.values.encoding import CANNOT_ENCODE, encoded
+from penstock.operators.values.python_values import python_values
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.ddl import arrow_type, type_ddl
 
@@ -40,6 +40,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
     __slots__ = ("_changed", "_cleared", "_floating", "_gone", "_looked", "_notes_looks", "_quick", "_seen")
 
     members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
+    instead = "[...] = ..."
     declared_as = "MapState"
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
@@ -337,7 +338,6 @@ class MapState(TableState):
     The classic mistake: `len()` of a map with very many entries, which has to walk through them.
     """
 
-    instead = "[...] = ..."
     cell = MapCell
     columns = BatchMap
 
@@ -358,14 +358,6 @@ class MapState(TableState):
     @override
     def make_cell(self, name: str) -> MapCell:
         return MapCell(name, *self._fields(name), self.ttl)
-
-    def __getitem__(self, key: Any) -> Any:
-        """Only inside `process`: the value of an entry."""
-        raise self._outside()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Only inside `process`: set an entry."""
-        raise self._outside()
 
     if TYPE_CHECKING:
 

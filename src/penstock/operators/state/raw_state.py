@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import BadRecordError, ConfigError, IncompatibleStateError, PenstockError
-from penstock.operators.state.cells import UNCHANGING, ColumnCell, PieceKeys, shown
+from penstock.operators.state.cells import UNCHANGING, ColumnCell, shown
 from penstock.operators.state.declarations import ColumnState, check_takes
 from penstock.operators.state.ttl import TTL
 
@@ -31,8 +30,6 @@ class RawState(ColumnState):
     The classic mistake: `pickle`. What it wrote is read only as long as the classes stay what and where they are, and anyone who can write
     to the storage can run code in the job.
     """
-
-    instead = ".value = ..."
 
     def __init__(
         self,
@@ -100,10 +97,10 @@ class RawCell(ColumnCell):
         "_held",
         "_is_held",
         "_is_set",
-        "_name",
     )
 
     members = "a raw state has .value and .clear()"
+    instead = ".value = ..."
     declared_as = "RawState"
 
     def __init__(
@@ -115,29 +112,19 @@ class RawCell(ColumnCell):
         *,
         assigning_touches: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         self._assigning_touches = assigning_touches
         self.ends = True
-        self._name = name
         self._encode = encode
         self._decode = decode
         self._default = default
         self._let_go()
 
+    @override
     def _let_go(self) -> None:
         self._held: Any = None
         self._is_held = False
         self._is_set = False
-
-    @override
-    def load(self, stored: pa.Array, keys: PieceKeys) -> None:
-        super().load(stored, keys)
-        self._let_go()
-
-    @override
-    def undo(self, index: int) -> None:
-        super().undo(index)
-        self._let_go()
 
     def clear(self) -> None:
         """Forget the object of the key."""
@@ -190,7 +177,7 @@ class RawCell(ColumnCell):
         except Exception as error:
             # not about the row: no row makes this key readable, so nothing is skipped for it
             raise IncompatibleStateError(
-                f"{self._where()}: decode failed on {len(data)} bytes of the state {self._name!r}: {type(error).__name__}: {error}; give "
+                f"{self._where()}: decode failed on {len(data)} bytes of the state {self.name!r}: {type(error).__name__}: {error}; give "
                 f"a decode that reads what earlier runs wrote, or allow the loss with drop_state=({self._keys.operator!r},)",
                 **self._facts(),
             ).with_traceback(error.__traceback__) from error
@@ -202,13 +189,13 @@ class RawCell(ColumnCell):
             raise
         except Exception as error:
             raise BadRecordError(
-                f"{self._where()}: encode failed on {shown(self._held)} for the state {self._name!r}: {type(error).__name__}: {error}",
+                f"{self._where()}: encode failed on {shown(self._held)} for the state {self.name!r}: {type(error).__name__}: {error}",
                 **self._facts(),
             ).with_traceback(error.__traceback__) from error
         if not isinstance(data, _BYTES):
             by = "was set to" if self._encode is _same else "has an encode that gave"
             raise BadRecordError(
-                f"{self._where()}: the state {self._name!r} {by} {shown(data)}; a raw state is stored as bytes",
+                f"{self._where()}: the state {self.name!r} {by} {shown(data)}; a raw state is stored as bytes",
                 **self._facts(),
             )
         return bytes(data)
@@ -220,5 +207,5 @@ class RawCell(ColumnCell):
         return {
             "operator": self._keys.operator,
             "key": self._keys.key(self.at),
-            "state": self._name,
+            "state": self.name,
         }

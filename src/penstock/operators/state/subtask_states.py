@@ -98,7 +98,6 @@ class OperatorListState(SubtaskState):
     and never to thin out a `"whole"` list: every subtask hands on all that it has, so that copies multiply with each change.
     """
 
-    instead = ".append(...)"
     cell = OperatorListCell
 
     def __init__(self, type: Type, on_rescale: str = "split") -> None:  # noqa: A002 - it is what the user means
@@ -121,9 +120,6 @@ class OperatorListState(SubtaskState):
     def make_cell(self, name: str) -> OperatorListCell:
         return OperatorListCell(name, *_fields(self.table(name, _KEY)))
 
-    def __iter__(self) -> Iterator[Any]:
-        raise self._outside()
-
     if TYPE_CHECKING:
 
         @overload
@@ -140,7 +136,6 @@ class BroadcastState(SubtaskState):
     The classic mistake: to keep much in it. Every subtask has all of it, in memory and in its checkpoints.
     """
 
-    instead = "[...] = ..."
     cell = BroadcastCell
 
     def __init__(self, key_type: Type, value_type: Type) -> None:
@@ -154,14 +149,6 @@ class BroadcastState(SubtaskState):
     @override
     def make_cell(self, name: str) -> BroadcastCell:
         return BroadcastCell(name, *_fields(self.table(name, _KEY)))
-
-    def __getitem__(self, key: Any) -> Any:
-        """Only inside a call: the value of an entry."""
-        raise self._outside()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Only inside `process_broadcast`: set an entry."""
-        raise self._outside()
 
     if TYPE_CHECKING:
 

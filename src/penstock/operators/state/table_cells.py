@@ -15,17 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.encoding import StoredForm, to_array
-from penstock.operators.python_values import python_values
 from penstock.operators.state.cells import Cell, deep_copy
 from penstock.operators.state.ttl import TimeToLive, TouchTimes
+from penstock.operators.values.encoding import StoredForm, to_array
+from penstock.operators.values.python_values import python_values
 from penstock.state.backends.base import OneKey, OpenTable, with_stamps
 from penstock.state.keys import KeyBatch, order_number, order_numbers
 
 FEW_ROWS = 128
 """A key with more rows is not read as a whole."""
 KEYS_AT_ONCE = 2048
-"""So many keys are read together: what is read ahead is bounded, however many keys a piece has."""
+"""The number of keys that are read together: what is read ahead is bounded, however many keys a piece has."""
 
 
 class RowChange(NamedTuple):
@@ -37,7 +37,7 @@ class RowChange(NamedTuple):
 
 
 class Changes:
-    """The rows to be written for some keys: so many of each, one after the other."""
+    """The rows to be written for some keys: the number of rows of each key, and the rows one after the other."""
 
     __slots__ = ("counts", "gone", "indexes", "subs", "values")
 
@@ -87,12 +87,10 @@ class TableCell(Cell):
         "_touches",
         "_usual",
         "_value",
-        "name",
     )
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name)
         self._sub, self._value = sub, value
         self._form = StoredForm(value.type)
         self._usual = self._form.usual

@@ -13,21 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.columns import Positions, one_batch
+from penstock.operators.columns import Positions
 from penstock.operators.state.ttl import TouchTimes
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.sorted_lookup import lookup, no_columns
 from penstock.state.backends.sorted_rows import Ownership, SortedBatch, SortedTable, merge_piece, merge_tables
 from penstock.state.keys import Flags, KeyBatch, SortKeys, order_numbers
+from penstock.state.sizes import one_batch
 
 FEW_ROWS = 1024
-"""Keys with so many rows are read together; others one by one, in parts."""
+"""Keys with at most this number of rows are read together; others one by one, in parts."""
 KEY_INDEX = "__penstock_key_index"
 """In what is read: the position of the row's key in the piece."""
 KEYS_AT_ONCE = 2048
-"""So many keys are read together."""
+"""The number of keys that are read together."""
 PORTION_BYTES = 64 << 20
-"""So many bytes of stored rows are dealt with at once, unless they are of one key."""
+"""The bytes of stored rows that are handled at once, unless they are of one key."""
 _MANY_LAYERS = 8
 _EVERYTHING = Ownership(0, 1)
 _GONE = pa.field("__penstock_gone", pa.bool_())
@@ -164,7 +165,7 @@ class PieceRows:
     def portions(self, wanted: Flags | None = None) -> Iterator[Portion]:
         """The rows of as many keys at a time as have about `PORTION_BYTES`.
 
-        Meanwhile rows of keys that had it may be changed. A table may have more bytes than fit into an array, where a key has so many.
+        Meanwhile rows of keys that had it may be changed. A table may have more bytes than fit into an array, if one key has that many.
         """
         flags = np.ones(len(self._keys), dtype=np.bool_) if wanted is None else wanted
         waiting: list[SortedBatch] = []

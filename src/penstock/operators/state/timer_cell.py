@@ -11,8 +11,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import UserCodeError
-from penstock.operators.python_values import python_values
 from penstock.operators.state.cells import Cell
+from penstock.operators.state.task_time import DueTimers, Timers
 from penstock.operators.state.timers import (
     CLOCK,
     EVENT_TIME,
@@ -24,12 +24,12 @@ from penstock.operators.state.timers import (
     moment,
     no_event_time,
 )
-from penstock.operators.task_time import DueTimers, Timers
+from penstock.operators.values.python_values import python_values
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 MOST_IN_A_ROW = 1_000_000
-"""So many timers of one key that do not bring time on may be set, and fire at once, in `on_timer` in one batch: more look like a circle."""
+"""Timers that `on_timer` may set for one key in one batch without advancing time, and that fire at once: more look like a loop."""
 
 _Due = tuple[int, int, Timer]
 """The position of its kind in `KINDS`, its moment, and what user code sees: timers of a key fire in the order of the first two."""
@@ -67,7 +67,7 @@ class TimersCell(Cell):
     members = "timers are set and deleted by ctx.set_timer() and ctx.delete_timer()"
 
     def __init__(self, timers: Timers, operator: str) -> None:
-        super().__init__()
+        super().__init__("timers")
         self._timers, self._operator = timers, operator
         self._limits = timers.limits_us
         self._call = {name: f"operator {operator}: {name}()" for name in ("set_timer", "delete_timer")}

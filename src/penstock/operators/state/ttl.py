@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from penstock.config import seconds
+from penstock.config import LONGEST_S, seconds
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.columns import Positions
 from penstock.operators.state.timers import CLOCK, EVENT_TIME
@@ -29,8 +29,6 @@ from penstock.state.lifetimes import (
 
 WRITE, READ = "write", "read"
 _MEASURES = {CLOCK: Measure.CLOCK, EVENT_TIME: Measure.WATERMARK}
-LONGEST_S = 1000 * 365 * 24 * 3600
-"""Far from where numbers of microseconds end."""
 
 
 @dataclass(frozen=True)

@@ -31,21 +31,14 @@ from penstock.operators.columns import rows_at, widened
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.grouping import equal_rows
 from penstock.operators.inputs import shown_key
-from penstock.operators.python_values import as_moments
 from penstock.operators.state.table_rows import sub_orders
-from penstock.operators.window.kinds import (
-    LAST,
-    WINDOW_END,
-    WINDOW_START,
-    Numbers,
-    SessionWindows,
-    TimeWindows,
-    WindowTask,
-)
+from penstock.operators.values.python_values import as_moments
+from penstock.operators.window.base import LAST, WINDOW_END, WINDOW_START, Numbers, WindowTask
 from penstock.state.backends.base import OpenState, TableLayout, with_stamps
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
 from penstock.state.sizes import cut, row_bytes
+from penstock.windows import SessionWindows, TimeWindows
 
 # ── what all aggregates over windows of time share ─────────────────────────────────────────────────
 

@@ -16,20 +16,18 @@ from typing_extensions import override
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Piece, PieceLimits, group_rows, null_keys, pieces_with_state
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.process.user_code import Context
-from penstock.operators.row_order import Order
 from penstock.operators.state.table_rows import stored_rows
+from penstock.operators.values.row_order import Order
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.kinds import (
+from penstock.operators.window.base import (
     KEYS_AT_ONCE,
     PLACE,
     PORTION_BYTES,
-    CountWindows,
     Numbers,
     WindowTask,
     arrival_numbers,
@@ -38,7 +36,8 @@ from penstock.operators.window.own_code import RowsRun, WindowCode, WindowCodeSp
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
 from penstock.state.backends.sorted_lookup import no_columns
 from penstock.state.keys import SORT_KEY, KeyBatch
-from penstock.state.sizes import in_batches
+from penstock.state.sizes import in_batches, one_batch
+from penstock.windows import CountWindows
 
 SIZE = "__penstock_rows_so_far"
 LIMITS = PieceLimits(bytes=256 << 20)

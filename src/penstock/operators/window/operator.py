@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.config import Duration, seconds
+from penstock.config import Duration, duration_us, seconds
 from penstock.errors import ConfigError, InternalError
 from penstock.operators.aggregate.operator import refuse_updates
-from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator
+from penstock.operators.base import LEFT, EventTimeNeed, Node, Operator, Spec
 from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import shown_keys
 from penstock.operators.outputs import declared_sides
 from penstock.operators.process.user_code import check_call, check_open_and_close
-from penstock.operators.row_order import Order, OrderBy, parse_orders
 from penstock.operators.state.declarations import declared_state
-from penstock.operators.window.count import CountRowsSpec
-from penstock.operators.window.kinds import (
-    LONGEST_S,
-    WINDOW_END,
-    WINDOW_START,
-    CountWindows,
-    SessionWindows,
-    WindowProcess,
-    Windows,
-)
+from penstock.operators.values.row_order import Order, OrderBy, parse_orders
+from penstock.operators.window.base import WINDOW_END, WINDOW_START, WindowProcess
+from penstock.operators.window.count import CountRowsSpec, CountSpec
 from penstock.operators.window.own_code import WindowCode, WindowRowsSpec
+from penstock.operators.window.session import SessionSpec
 from penstock.operators.window.session_rows import SessionRowsSpec
+from penstock.operators.window.time import WindowSpec
 from penstock.state.ddl import arrow_schema, schema_ddl
 from penstock.state.lifetimes import in_microseconds
+from penstock.windows import CountWindows, SessionWindows, Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -40,11 +35,19 @@ if TYPE_CHECKING:
 
 OwnCodeSpec = WindowRowsSpec | SessionRowsSpec | CountRowsSpec
 """The specs of own code over windows of any kind."""
+WINDOW_SPECS: tuple[type[Spec], ...] = (
+    SessionSpec,
+    SessionRowsSpec,
+    WindowSpec,
+    WindowRowsSpec,
+    CountSpec,
+    CountRowsSpec,
+)
+"""All specs of windows, as they are asked about stored state: sessions first, because other windows share a column with them."""
 
 
-@dataclass(frozen=True)
-class WindowOptions:
-    """The arguments of `window(...)`, checked."""
+class WindowOptions(NamedTuple):
+    """The arguments of `window(...)`, checked, in the order of the fields of `Window`."""
 
     windows: Windows
     lateness_us: int
@@ -67,11 +70,9 @@ class WindowOptions:
                 f"window({windows!r}): it takes one of ps.windows.tumbling('1min'), sliding('10min', '1min'), session('30min') and "
                 "count(100)"
             )
-        length = seconds("lateness", lateness)
-        if length > LONGEST_S:
-            raise ConfigError(f"lateness={lateness!r} is longer than 1,000 years", lateness=lateness)
+        lateness_us = duration_us("lateness", lateness, seconds("lateness", lateness))
         early_us = None if early is None else in_microseconds(seconds("early", early, exclusive=True))
-        if isinstance(windows, CountWindows) and (length or early is not None or event_time is not None):
+        if isinstance(windows, CountWindows) and (lateness_us or early is not None or event_time is not None):
             raise ConfigError(
                 f"window({windows}): rows alone decide when it is full, so that lateness, early and event_time mean nothing for it; leave "
                 "them out"
@@ -84,7 +85,7 @@ class WindowOptions:
             raise ConfigError(
                 f"window({windows}): without a key, one subtask would have to count all rows one by one; call key_by first"
             )
-        return cls(windows, in_microseconds(length), early_us, event_time)
+        return cls(windows, lateness_us, early_us, event_time)
 
     @property
     def added_columns(self) -> tuple[str, ...]:
@@ -132,16 +133,7 @@ class Window(Operator):
                     f"aggregate {uid!r}: the key column {name!r} has the name of a column that windows add; rename it before key_by",
                     uid=uid,
                 )
-        return cls(
-            uid,
-            upstream,
-            keys,
-            options.windows,
-            options.lateness_us,
-            options.early_us,
-            options.event_time,
-            columns=columns,
-        )
+        return cls(uid, upstream, keys, *options, columns=columns)
 
     @classmethod
     def processing(
@@ -187,10 +179,7 @@ class Window(Operator):
             uid,
             upstream,
             keys,
-            options.windows,
-            options.lateness_us,
-            options.early_us,
-            options.event_time,
+            *options,
             operator=operator,
             output=arrow_schema(schema_ddl(schema)),
             order_by=parse_orders(order_by, "order_by"),
@@ -248,8 +237,8 @@ class Window(Operator):
             return super().result_time()
         return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)
 
+    @override
     def code_spec(self, columns: pa.Schema, key: pa.Schema, time: TimeColumn | None) -> OwnCodeSpec:
-        """The spec of its own code. `time` is the column with the event time of its stream; None where windows count rows."""
         if self.operator is None or self.output is None:
             raise InternalError(f"window {self.uid!r} has neither aggregates nor own code")
         windows, lateness_us, order_by = self.windows, self.lateness_us, self.order_by

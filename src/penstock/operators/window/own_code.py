@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -24,31 +25,31 @@ from penstock.errors import BadRecordError
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.calls import (
     OUTPUT_ROWS,
+    PROCESS,
+    Blamed,
     blamed_on,
+    encode_calls,
     not_iterable,
     python_keys,
     rare_collections,
-    to_table,
-    yielded,
 )
-from penstock.operators.columns import one_batch, rows_at, widened
+from penstock.operators.columns import rows_at, widened
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, pieces
 from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.process.user_code import Context, OpenedCode
-from penstock.operators.python_values import as_moments, python_values
-from penstock.operators.row_order import Order, order_keys
-from penstock.operators.rows import Rows, RowTable
 from penstock.operators.state.cells import copy_emitted
+from penstock.operators.values.python_values import as_moments, python_values
+from penstock.operators.values.row_order import Order, order_keys
+from penstock.operators.values.rows import Rows, RowTable
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.kinds import (
+from penstock.operators.window.base import (
     LAST,
     PLACE,
     Numbers,
     RowTimes,
     TimeWindow,
-    TimeWindows,
     WindowProcess,
     WindowTask,
     arrival_numbers,
@@ -60,7 +61,8 @@ from penstock.state.backends.sorted_rows import SortedBatch
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
-from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, table_row_bytes
+from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, one_batch, table_row_bytes
+from penstock.windows import TimeWindows
 
 LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
 """The most rows, and bytes of rows, that are Python objects at the same time."""
@@ -207,23 +209,16 @@ class _Given:
     def encoded(self) -> Iterator[pa.RecordBatch]:
         """Encode the results collected so far."""
         if self._results:
-            yield from in_batches(self._table())
+            table = encode_calls(self._results, self._code.output, self._uid, self._by_call())
+            yield from in_batches(table)
         self._calls, self._results = [], []
 
-    def _table(self) -> pa.Table:
-        output, said = self._code.output, yielded(self._uid)
-        try:
-            return to_table(self._results, output, said)
-        except BadRecordError:
-            start = 0
-            for key, rows, stop in self._calls:
-                try:
-                    if start < stop:
-                        to_table(self._results[start:stop], output, said)
-                except BadRecordError as error:
-                    raise _of(error, key, rows) from None
-                start = stop
-            raise
+    def _by_call(self) -> Iterator[Blamed]:
+        start = 0
+        for key, rows, stop in self._calls:
+            if start < stop:
+                yield PROCESS, self._results[start:stop], partial(_of, key=key, rows=rows)
+            start = stop
 
 
 def _of(error: BadRecordError, key: Any, rows: Rows) -> BadRecordError:

@@ -20,7 +20,6 @@ from penstock.operators.aggregate.columns import Kind, state_schema
 from penstock.operators.aggregate.merge import merged_groups
 from penstock.operators.bad_records import ROW, ROWS
 from penstock.operators.base import Task, TaskContext
-from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import Grouped, PieceLimits, equal_rows, group_rows, pieces
 from penstock.operators.inputs import TaskRows
@@ -28,7 +27,7 @@ from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.state.table_rows import stored_rows
 from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.operators.window.aggregates import TimeAggregateSpec, TimeAggregateTask
-from penstock.operators.window.kinds import (
+from penstock.operators.window.base import (
     ABSURD,
     KEYS_AT_ONCE,
     LAST,
@@ -37,7 +36,6 @@ from penstock.operators.window.kinds import (
     WINDOW_END,
     WINDOW_START,
     Numbers,
-    SessionWindows,
     in_key_order,
     joined_stretches,
     refused,
@@ -47,7 +45,8 @@ from penstock.state.backends.base import OpenState, StateLayout, TableLayout, wi
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
-from penstock.state.sizes import in_batches
+from penstock.state.sizes import in_batches, one_batch
+from penstock.windows import SessionWindows
 
 FIRST_ROW, LAST_ROW = "__penstock_first_row", "__penstock_last_row"
 """Columns that Spark computes: the times of the first and the last row of a group."""

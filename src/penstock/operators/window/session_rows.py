@@ -18,20 +18,18 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
-from penstock.operators.columns import one_batch
 from penstock.operators.event_time import OperatorClock, Ranges, TimeColumn, Timed, in_range
 from penstock.operators.process.user_code import Context
-from penstock.operators.row_order import Order, order_keys
 from penstock.operators.state.table_rows import stored_rows
+from penstock.operators.values.row_order import Order, order_keys
 from penstock.operators.views import StoredTable, TableView
-from penstock.operators.window.kinds import (
+from penstock.operators.window.base import (
     KEYS_AT_ONCE,
     LAST,
     PLACE,
     PORTION_BYTES,
     Numbers,
     RowTimes,
-    SessionWindows,
     arrival_numbers,
     rows_in,
 )
@@ -49,6 +47,8 @@ from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
+from penstock.state.sizes import one_batch
+from penstock.windows import SessionWindows
 
 TIME = "__penstock_time"
 _ROWS = AggregateColumn("rows", Kind.COUNT, (Partial("__penstock_rows", Kind.COUNT, pa.int64()),), pa.int64())

@@ -25,7 +25,7 @@ from penstock.operators.aggregate.merge import merge, merged_groups
 from penstock.operators.aggregate.operator import shown_values
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Task, TaskContext
-from penstock.operators.columns import as_batch, one_batch, widened
+from penstock.operators.columns import as_batch, widened
 from penstock.operators.event_time import OperatorClock
 from penstock.operators.grouping import equal_rows
 from penstock.operators.inputs import TaskRows
@@ -38,13 +38,12 @@ from penstock.operators.window.aggregates import (
     window_values,
     with_no_counts,
 )
-from penstock.operators.window.kinds import (
+from penstock.operators.window.base import (
     LAST,
     PANE,
     PLACE,
     WINDOW_START,
     Numbers,
-    TimeWindows,
     rows_in,
     shown_bounds,
     size_of_tumbling,
@@ -54,7 +53,8 @@ from penstock.state.backends.base import OpenState, OpenTable, StateLayout, Tabl
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, Flags, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
-from penstock.state.sizes import cut, in_batches, row_bytes
+from penstock.state.sizes import cut, in_batches, one_batch, row_bytes
+from penstock.windows import TimeWindows
 
 AWAITED = "__penstock_awaited"
 """A column beside the aggregates of a window: when its next early result is due, by the clock. A time in the past means nothing."""

@@ -330,9 +330,8 @@ class CommitSession:
         try:
             yield
         except UnavailableError as error:
-            with suppress(
-                kafka_exception()
-            ):  # polling raises a fatal error again, which `error` already reports
+            # polling raises a fatal error again, which `error` already reports
+            with suppress(kafka_exception()):
                 self._producer.poll(0)
             if not any(words in log.failure for words in _refused_for_good()):
                 raise

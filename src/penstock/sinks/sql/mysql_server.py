@@ -68,10 +68,7 @@ def code(error: Any) -> int:
 class MySQLErrors(DriverErrors):
     """Interprets the errors of PyMySQL by their numbers."""
 
-    @override
-    def all(self) -> type[Exception]:
-        kind: type[Exception] = pymysql_module().Error
-        return kind
+    module = pymysql_module
 
     @override
     def meaning(self, error: Any) -> Meaning:

@@ -172,7 +172,6 @@ class MySQLTable(TargetTable):
                 session.execute(f"SELECT 1 FROM ({written} LIMIT 0) AS written WHERE {clause}")  # noqa: S608 - the server's own
             except pymysql_module().Error:
                 continue  # it is checked at commit
-            named = (
-                f"CONSTRAINT {self.column(name)} " if kind == "MariaDB" else ""
-            )  # MySQL: one name a database
+            # MySQL: one name a database
+            named = f"CONSTRAINT {self.column(name)} " if kind == "MariaDB" else ""
             yield f"{named}CHECK ({clause})"

@@ -43,10 +43,7 @@ def psycopg_module() -> Any:
 class PostgresErrors(DriverErrors):
     """Interprets the errors of psycopg by their SQLSTATE."""
 
-    @override
-    def all(self) -> type[Exception]:
-        kind: type[Exception] = psycopg_module().Error
-        return kind
+    module = psycopg_module
 
     @override
     def meaning(self, error: Any) -> Meaning:

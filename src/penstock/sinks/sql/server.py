@@ -61,11 +61,14 @@ class Meaning(enum.Enum):
 
 
 class DriverErrors(ABC):
-    """Interprets the errors of one driver."""
+    """Interprets the errors of one driver, of which `module` imports the Python package."""
 
-    @abstractmethod
+    module: ClassVar[Callable[[], Any]]
+
     def all(self) -> type[Exception]:
         """Return the base class of the driver's errors."""
+        kind: type[Exception] = type(self).module().Error
+        return kind
 
     @abstractmethod
     def meaning(self, error: Any) -> Meaning:

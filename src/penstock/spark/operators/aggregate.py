@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import AggregateColumn
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct, distinct_table
 from penstock.operators.aggregate.operator import EVENT_TIME_US, Aggregate, AggregateSpec
-from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import EVERYTHING
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key, rows_that_count
 from penstock.spark.event_times import event_time_of, in_microseconds
@@ -26,6 +26,7 @@ from penstock.spark.operators.aggregate_columns import describe, distinct_values
 from penstock.spark.operators.aggregate_values import DistinctValues, with_arrival
 from penstock.spark.operators.base import (
     BatchInput,
+    ClockValue,
     CompiledOperator,
     OperatorInput,
     TaskFrame,
@@ -49,17 +50,18 @@ class CompiledAggregate(CompiledOperator):
     @override
     def prepared(self, batch: BatchInput) -> TaskFrame:
         keys, rows = self.node.keys, batch.rows
-        parts = (*self.partials, *self._newest(rows, batch.clock))
+        parts = (*self.partials, *self._newest(rows, batch.clock_value))
         numbered = with_arrival(rows, self.spec.columns)
         grouped = grouped_with_bad_rows(numbered, keys, parts, self.on_bad_record, self.distinct)
         return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
 
-    def _newest(self, rows: DataFrame, clock: OperatorClock) -> tuple[Column, ...]:
+    def _newest(self, rows: DataFrame, clock_value: ClockValue) -> tuple[Column, ...]:
         """The newest event time of the rows of a key that is believed."""
-        if self.time is None:
+        own = self.time
+        if own is None:
             return ()
-        time = in_microseconds(self.time, rows)
-        believed = time <= F.lit(clock.judging(self.time).latest_us)
+        time = in_microseconds(own, rows)
+        believed = time <= clock_value(lambda clock: clock.judging(own).latest_us)
         return (F.max(F.when(believed, time)).alias(EVENT_TIME_US),)
 
     @property

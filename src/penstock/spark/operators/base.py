@@ -37,7 +37,7 @@ from penstock.operators.inputs import (
     travelling_names,
 )
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
-from penstock.operators.row_order import Order
+from penstock.operators.values.row_order import Order
 from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.key_columns import check_keys, float_keys, normalised, quoted, with_key
 from penstock.spark.versions import arrow_schema, arrow_type
@@ -45,6 +45,8 @@ from penstock.state.backends.base import StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.state.subtask_rows import subtask_sort_key
 
+ClockValue = Callable[[Callable[[OperatorClock], int]], Column]
+"""Returns the column for a number that depends on the operator's clock in a batch. It is no literal: plans and generated code are kept."""
 Beside = Mapping[str, StructType]
 """The columns of the other outputs, by tag."""
 
@@ -144,7 +146,7 @@ class BatchInput:
 
     rows: DataFrame
     """The rows of its stream, with the constant key of an operator without a key, and with one zero and one NaN in key columns."""
-    clock: OperatorClock
+    clock_value: ClockValue
     second: Callable[[SecondInput], DataFrame]
     """Returns the rows of its second input."""
     frame_of: Callable[[Node], DataFrame]
@@ -193,7 +195,7 @@ class CompiledOperator:
         """Whether Spark, and not a task, finds its late rows."""
         return False
 
-    def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:  # noqa: ARG002
+    def late_rows(self, rows: DataFrame, clock_value: ClockValue) -> DataFrame:  # noqa: ARG002
         """The late rows of a batch, where `finds_late_rows`."""
         raise self._missing()
 

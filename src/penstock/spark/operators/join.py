@@ -15,7 +15,7 @@ from penstock.operators.base import Node
 from penstock.operators.join.input_rows import InputColumns
 from penstock.operators.join.lookup import Lookup, LookupSpec
 from penstock.operators.join.spec import Join, JoinSpec
-from penstock.operators.window.kinds import WINDOW_END
+from penstock.operators.window.base import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
 from penstock.spark.operators.base import (

@@ -13,19 +13,10 @@ from typing_extensions import override
 from penstock.config import OnBadRecord
 from penstock.operators.aggregate.distinct import counting_distinct, with_sets
 from penstock.operators.base import LEFT
-from penstock.operators.event_time import OperatorClock, TimeColumn
+from penstock.operators.event_time import TimeColumn
 from penstock.operators.inputs import shown_keys
+from penstock.operators.window.base import ABSURD, LATE, PANE, WINDOW_END, WINDOW_START
 from penstock.operators.window.count import CountSpec
-from penstock.operators.window.kinds import (
-    ABSURD,
-    LATE,
-    PANE,
-    WINDOW_END,
-    WINDOW_START,
-    CountWindows,
-    SessionWindows,
-    TimeWindows,
-)
 from penstock.operators.window.operator import Window
 from penstock.operators.window.session import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.window.time import WindowSpec
@@ -36,6 +27,7 @@ from penstock.spark.operators.aggregate_columns import describe, distinct_values
 from penstock.spark.operators.aggregate_values import DistinctValues, for_aggregates, with_arrival
 from penstock.spark.operators.base import (
     BatchInput,
+    ClockValue,
     CompiledOperator,
     OperatorInput,
     TaskFrame,
@@ -46,34 +38,40 @@ from penstock.spark.operators.base import (
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.keys import SORT_KEY
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
+from penstock.windows import CountWindows, SessionWindows, TimeWindows
 
 
-def pane(windows: TimeWindows, time: Column, lateness_us: int, clock: OperatorClock) -> Column:
+def pane(windows: TimeWindows, time: Column, lateness_us: int, clock_value: ClockValue) -> Column:
     """The pane of a row, or `LATE` or `ABSURD`. Nothing is computed of an absurd time."""
     size_us, offset = windows.size_us, F.lit(windows.offset_us)
     newest = time - F.pmod(time - offset, F.lit(windows.every_us))
-    late = newest <= F.lit(clock.closed_until_us(lateness_us) - size_us + 1)
+    late = newest <= clock_value(lambda clock: clock.closed_until_us(lateness_us) - size_us + 1)
     own = time - F.pmod(time - offset, F.lit(windows.pane_us))
-    no_time = _absurd(time, size_us + lateness_us, clock)
+    no_time = _absurd(time, size_us + lateness_us, clock_value)
     return F.when(no_time, F.lit(ABSURD)).when(late, F.lit(LATE)).otherwise(own)
 
 
-def session_pane(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
+def session_pane(gap_us: int, lateness_us: int, time: Column, clock_value: ClockValue) -> Column:
     """The pane of a row, as long as the gap: all rows of a pane are in one session."""
     own = time - F.pmod(time, F.lit(gap_us))
-    return F.when(_absurd(time, gap_us + lateness_us, clock), F.lit(ABSURD)).otherwise(own)
+    return F.when(_absurd(time, gap_us + lateness_us, clock_value), F.lit(ABSURD)).otherwise(own)
 
 
-def late_session(gap_us: int, lateness_us: int, time: Column, clock: OperatorClock) -> Column:
+def late_session(gap_us: int, lateness_us: int, time: Column, clock_value: ClockValue) -> Column:
     """Whether a row comes too late, unless its session has other rows that do not."""
-    late = time <= F.lit(clock.closed_until_us(lateness_us) - gap_us + 1)
-    return _absurd(time, gap_us + lateness_us, clock) | late
+    late = time <= clock_value(lambda clock: clock.closed_until_us(lateness_us) - gap_us + 1)
+    return _absurd(time, gap_us + lateness_us, clock_value) | late
 
 
-def _absurd(time: Column, longest_us: int, clock: OperatorClock) -> Column:
+def _absurd(time: Column, longest_us: int, clock_value: ClockValue) -> Column:
     """Whether a time is missing, too far ahead of the clock, or so large that adding to it would overflow."""
-    lowest, highest = LONG_AGO_US + longest_us, min(clock.latest_us, FAR_AWAY_US - 2 * longest_us)
-    return time.isNull() | (time < F.lit(lowest)) | (time > F.lit(highest))
+    highest = clock_value(lambda clock: min(clock.latest_us, FAR_AWAY_US - 2 * longest_us))
+    return time.isNull() | (time < F.lit(LONG_AGO_US + longest_us)) | (time > highest)
+
+
+def _judging(time: TimeColumn, clock_value: ClockValue) -> ClockValue:
+    """Values of the clock as it judges rows by this time."""
+    return lambda make: clock_value(lambda clock: make(clock.judging(time)))
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,9 @@ class CompiledTimeWindow(CompiledOperator):
         windows = self.spec.windows
         return (*self.node.keys, PANE) if windows.every_us == windows.size_us else self.node.keys
 
-    def grouped(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
+    def grouped(self, rows: DataFrame, clock_value: ClockValue) -> DataFrame:
         """The aggregates by key and pane; late rows are panes of their own."""
-        numbered = with_arrival(rows, self.spec.specs).withColumn(PANE, self._pane(rows, clock))
+        numbered = with_arrival(rows, self.spec.specs).withColumn(PANE, self._pane(rows, clock_value))
         return grouped_with_bad_rows(
             numbered,
             self.node.keys,
@@ -108,7 +106,7 @@ class CompiledTimeWindow(CompiledOperator):
 
     @override
     def prepared(self, batch: BatchInput) -> TaskFrame:
-        grouped, keys = self.grouped(batch.rows, batch.clock), self.placed_by
+        grouped, keys = self.grouped(batch.rows, batch.clock_value), self.placed_by
         return TaskFrame(grouped.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
 
     @property
@@ -116,13 +114,13 @@ class CompiledTimeWindow(CompiledOperator):
     def finds_late_rows(self) -> bool:
         return True
 
-    def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
+    def late_rows(self, rows: DataFrame, clock_value: ClockValue) -> DataFrame:
         """The late rows of a batch, unchanged. A row without a key is a bad row, and not late."""
-        return rows.where((self._pane(rows, clock) < F.lit(LONG_AGO_US)) & ~has_no_key(self.node.keys))
+        return rows.where((self._pane(rows, clock_value) < F.lit(LONG_AGO_US)) & ~has_no_key(self.node.keys))
 
-    def _pane(self, rows: DataFrame, clock: OperatorClock) -> Column:
-        clock = clock.judging(self.time)
-        return pane(self.spec.windows, in_microseconds(self.time, rows), self.node.lateness_us, clock)
+    def _pane(self, rows: DataFrame, clock_value: ClockValue) -> Column:
+        time = in_microseconds(self.time, rows)
+        return pane(self.spec.windows, time, self.node.lateness_us, _judging(self.time, clock_value))
 
 
 @dataclass(frozen=True)
@@ -136,17 +134,19 @@ class CompiledSession(CompiledOperator):
 
     def prepared(self, batch: BatchInput) -> TaskFrame:
         """One row for each key and pane; rows that may be late come unchanged."""
-        keys, time, clock = (
+        keys, time, clock_value = (
             self.node.keys,
             in_microseconds(self.time, batch.rows),
-            batch.clock.judging(self.time),
+            _judging(self.time, batch.clock_value),
         )
         gap_us, lateness_us = self.spec.windows.gap_us, self.node.lateness_us
         rows = with_arrival(batch.rows, self.spec.specs)
-        rows = rows.withColumn(PANE, session_pane(gap_us, lateness_us, time, clock))
+        rows = rows.withColumn(PANE, session_pane(gap_us, lateness_us, time, clock_value))
         counted = F.when(F.col(PANE) >= F.lit(LONG_AGO_US), time)
         ends = (F.min(counted).alias(FIRST_ROW), F.max(counted).alias(LAST_ROW))
-        may_be_late = late_session(gap_us, lateness_us, time, clock) if LEFT in self.outputs.late else None
+        may_be_late = (
+            late_session(gap_us, lateness_us, time, clock_value) if LEFT in self.outputs.late else None
+        )
         grouped = grouped_with_bad_rows(
             rows,
             keys,

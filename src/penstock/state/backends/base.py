@@ -266,11 +266,17 @@ class OpenTable(ABC):
     """
 
     @abstractmethod
-    def read(self, rows: KeyBatch) -> Part:
+    def read_parts(self, rows: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """The values of these rows, with nulls for missing rows, and flags of the rows that were found.
 
+        In parts in the order of the rows, each of about `max_bytes` at most unless it is a single row; at least one part. A part is read
+        only when it is requested, so that the rows of the previous part may be written in between.
         Rows must be in ascending order of both sort numbers: the sort key first, in a table by time, the time first.
         """
+
+    @abstractmethod
+    def read(self, rows: KeyBatch) -> Part:
+        """The same in one part, for values that are known to fit into memory."""
 
     @abstractmethod
     def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
@@ -317,37 +323,57 @@ class OpenState(ABC):
     `read(a); write(a'); read(b); write(b')` with all of a before all of b.
     """
 
-    def __init__(self, before: StateHandle | None) -> None:
+    backend: str
+    """The name of its backend."""
+
+    def __init__(
+        self, workplace: Workplace, tables: Mapping[str, OpenTable], before: StateHandle | None
+    ) -> None:
         self.generation = 1 if before is None else before.generation + 1
         """That of the version which this batch makes: higher than that of anything it can read."""
+        self._workplace = workplace
+        self._by_name = tables
+        self._values = tables[VALUES]
 
     @property
-    @abstractmethod
     def now_us(self) -> int:
         """The time of the batch: what is touched in it has this stamp."""
+        return self._workplace.time.now_us
 
-    @abstractmethod
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """The values of these keys, row by row (null if missing), and flags of the keys that were found.
-
-        In parts in the order of the keys, each of about `max_bytes` at most unless it is a single key; at least one part. A part
-        is read only when it is requested, so that the keys of the previous part may be written in between.
-        """
+        """The values of these keys, as `OpenTable.read_parts` gives them."""
+        return self._values.read_parts(keys, max_bytes)
 
     def read(self, keys: KeyBatch) -> Part:
         """`read_parts` in one part, for values that are known to fit into memory."""
         (part,) = self.read_parts(keys, sys.maxsize)
         return part
 
-    @abstractmethod
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
         """Replace the values of these keys; where `deleted` is true the key is forgotten instead."""
+        self._values.write(keys, values, deleted)
 
-    @abstractmethod
     def table(self, name: str) -> OpenTable:
         """One of the tables that the layout names besides the values."""
+        return self._by_name[name]
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """All live rows of the subtask's own key groups, with writes of this batch: `__sort_key`, key columns, value columns.
+
+        For inspection, not for batches.
+        """
+        return self._values.scan()
+
+    def _handle(self, refs: tuple[FileRef, ...]) -> StateHandle:
+        return StateHandle(
+            subtask=self._workplace.subtask,
+            backend=self.backend,
+            version=self._workplace.version,
+            refs=refs,
+            generation=self.generation,
+        )
 
     @abstractmethod
     def purge(self) -> None:
@@ -359,10 +385,6 @@ class OpenState(ABC):
 
         Called once, after the last write. When nothing was written the handle names the same files as before. No upload here.
         """
-
-    @abstractmethod
-    def scan(self) -> Iterator[pa.RecordBatch]:
-        """All live rows of the subtask's own key groups: `__sort_key`, key columns, value columns. For inspection, not for batches."""
 
     @abstractmethod
     def close(self) -> None:

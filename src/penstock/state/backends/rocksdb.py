@@ -15,22 +15,16 @@ The cursor is a record in the database, so that it is part of the version.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.lazy_imports import optional_package
 from penstock.state.backends.base import (
-    VALUES,
-    KeyBatch,
     OpenState,
-    Part,
     StateBackend,
     StateHandle,
     StateLayout,
@@ -71,6 +65,8 @@ class RocksdbBackend(StateBackend):
 class RocksdbState(OpenState):
     """Rows in the database of one version, open for writing."""
 
+    backend = RocksdbBackend.name
+
     def __init__(
         self,
         workplace: Workplace,
@@ -78,30 +74,9 @@ class RocksdbState(OpenState):
         tables: Mapping[str, RocksdbTable],
         before: StateHandle | None,
     ) -> None:
-        super().__init__(before)
-        self._workplace = workplace
+        super().__init__(workplace, tables, before)
         self._version = version
         self._tables = tables
-        self._values = tables[VALUES]
-
-    @property
-    @override
-    def now_us(self) -> int:
-        return self._workplace.time.now_us
-
-    @override
-    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        return self._values.read_parts(keys, max_bytes)
-
-    @override
-    def write(
-        self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
-    ) -> None:
-        self._values.write(keys, values, deleted)
-
-    @override
-    def table(self, name: str) -> RocksdbTable:
-        return self._tables[name]
 
     @override
     def purge(self) -> None:
@@ -112,18 +87,7 @@ class RocksdbState(OpenState):
         for table in self._tables.values():
             table.check_written()
         expire_some(self._version, self._tables.values(), self._workplace.time)
-        return StateHandle(
-            subtask=self._workplace.subtask,
-            backend=RocksdbBackend.name,
-            version=self._workplace.version,
-            refs=self._version.freeze(),
-            generation=self.generation,
-        )
-
-    @override
-    def scan(self) -> Iterator[pa.RecordBatch]:
-        """Writes of this batch are included."""
-        return self._values.scan()
+        return self._handle(self._version.freeze())
 
     @override
     def close(self) -> None:

@@ -27,7 +27,7 @@ from penstock.state.backends.sorted_file import numbered_schema, scan_schema
 from penstock.state.backends.sorted_rows import WriteCheck
 from penstock.state.keys import rows_equal
 from penstock.state.lifetimes import Measure
-from penstock.state.sizes import PART_BYTES
+from penstock.state.sizes import PART_BYTES, one_batch
 
 ROWS_AT_ONCE = 8192
 """How many rows are Python objects at a time; it bounds memory, not what a batch may hold."""
@@ -62,11 +62,11 @@ class RocksdbTable(OpenTable):
         ]
         return self._decoded(values)
 
-    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """The values of these keys and which were found, in parts of at most about `max_bytes`."""
+    @override
+    def read_parts(self, rows: KeyBatch, max_bytes: int) -> Iterator[Part]:
         waiting: list[bytes | None] = []
         size = 0
-        for _, part in _parts(keys):
+        for _, part in _parts(rows):
             for value in self._version.get(self._codec.encode_keys(part)):
                 size += len(value or b"")
                 if waiting and size > max_bytes:
@@ -104,7 +104,7 @@ class RocksdbTable(OpenTable):
         empty = pa.schema([*self._layout.identity, *self._layout.value]).empty_table()
         together = pa.Table.from_batches(parts) if parts else empty
         return RowsOfKeys(
-            np.array(starts, dtype=np.int64), _one_batch(together), np.array(left_out, dtype=np.bool_)
+            np.array(starts, dtype=np.int64), one_batch(together), np.array(left_out, dtype=np.bool_)
         )
 
     def _few_rows(
@@ -198,7 +198,7 @@ class RocksdbTable(OpenTable):
                 return
 
     def expire(self, start: bytes, at_most: int) -> Walked:
-        """Remove what has expired among so many rows from `start` on."""
+        """Remove what has expired among this number of rows from `start` on."""
         last, seen = start, 0
         first_us: dict[str, int] = {}
         for rows in _groups(islice(self._version.rows(start, self._codec.bounds[1]), at_most)):
@@ -305,14 +305,6 @@ class _OneKey(OneKey):
     @override
     def scan(self) -> Iterator[pa.RecordBatch]:
         return self._table.rows_of_one(self._key)
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _parts(keys: KeyBatch) -> Iterator[tuple[int, KeyBatch]]:

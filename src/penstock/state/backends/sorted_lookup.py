@@ -47,7 +47,7 @@ def lookup(
 def lookup_parts(
     tables: Sequence[SortedTable], keys: KeyBatch, value_schema: pa.Schema, max_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Flags]]:
-    """`lookup` in parts of at most so many bytes of values; at least one part."""
+    """`lookup` in parts, each with at most this number of bytes of values; at least one part."""
     search = _Search(keys)
     for table in tables:
         if not len(search.open):

@@ -16,8 +16,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.state.backends.base import (
-    VALUES,
-    FileRef,
     KeyBatch,
     OneKey,
     OpenState,
@@ -54,7 +52,7 @@ from penstock.state.sizes import PART_BYTES
 
 BATCH_BYTES = PART_BYTES
 FIRST_ROWS, MORE_ROWS = 1024, 16
-"""A reader in the order of time may want only the first rows: so many of each file are merged at first, then so many times more."""
+"""Rows of each file that are merged at first, and the factor by which this grows: a reader in the order of time may want only a few."""
 
 
 class OpenSortedTable(OpenTable):
@@ -74,9 +72,9 @@ class OpenSortedTable(OpenTable):
         found = lookup(self._stored, rows, self._layout.value)
         return found if self._expiry is None else self._expiry.read(*found)
 
-    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        """The values of these keys and which were found, in parts of at most about `max_bytes`."""
-        parts = lookup_parts(self._stored, keys, self._layout.value, max_bytes)
+    @override
+    def read_parts(self, rows: KeyBatch, max_bytes: int) -> Iterator[Part]:
+        parts = lookup_parts(self._stored, rows, self._layout.value, max_bytes)
         expiry = self._expiry
         return parts if expiry is None else (expiry.read(*part) for part in parts)
 
@@ -176,7 +174,7 @@ def table_header(layout: TableLayout, *, tombstones: bool) -> TableHeader:
 
 
 def _behind(table: SortedTable, after: int | None, rows: int) -> int | None:
-    """The time of the last of so many rows after a time; None if there are fewer."""
+    """The time of the last of this number of rows after a time; None if there are fewer."""
     for batch in table:
         start = _first_behind(batch, after)
         if len(batch) - start >= rows:
@@ -247,8 +245,6 @@ def any_deleted(batches: SortedTable) -> bool:
 class SortedState(OpenState):
     """State as sorted files, newest first, and the writes of this batch in memory; a backend adds `freeze`."""
 
-    backend: str
-
     def __init__(
         self,
         workplace: Workplace,
@@ -256,44 +252,18 @@ class SortedState(OpenState):
         files: tuple[SortedFile, ...],
         before: StateHandle | None,
     ) -> None:
-        super().__init__(before)
-        self._workplace = workplace
-        self._layout = layout
-        self._files = files
-        self._purging = False
         self._tables = {
             name: OpenSortedTable(workplace, table, [file.table(name) for file in files])
             for name, table in layout.by_name.items()
         }
-        self._values = self._tables[VALUES]
-
-    @property
-    @override
-    def now_us(self) -> int:
-        return self._workplace.time.now_us
-
-    @override
-    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
-        return self._values.read_parts(keys, max_bytes)
-
-    @override
-    def write(
-        self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
-    ) -> None:
-        self._values.write(keys, values, deleted)
-
-    @override
-    def table(self, name: str) -> OpenSortedTable:
-        return self._tables[name]
+        super().__init__(workplace, self._tables, before)
+        self._layout = layout
+        self._files = files
+        self._purging = False
 
     @override
     def purge(self) -> None:
         self._purging = True
-
-    @override
-    def scan(self) -> Iterator[pa.RecordBatch]:
-        """Writes of this batch are included."""
-        return self._values.scan()
 
     @override
     def close(self) -> None:
@@ -308,15 +278,6 @@ class SortedState(OpenState):
         if not written:
             return ()
         return (SortedFile(header_of(self._workplace, self._layout, written), written),)
-
-    def _handle(self, refs: tuple[FileRef, ...]) -> StateHandle:
-        return StateHandle(
-            subtask=self._workplace.subtask,
-            backend=self.backend,
-            version=self._workplace.version,
-            refs=refs,
-            generation=self.generation,
-        )
 
     def _check_unchanged(self, files: Sequence[SortedFile]) -> None:
         """Before rows get a new checksum: a file that was damaged since it was opened must not become a sound new one."""

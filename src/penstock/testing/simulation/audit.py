@@ -9,9 +9,9 @@ from contextlib import closing
 
 import msgspec
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import CheckpointListener
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
+from penstock.checkpoint.model import Completed
 from penstock.checkpoint.state_columns import stored_layout
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
@@ -73,9 +73,8 @@ class Audit(CheckpointListener):
         if self._mode is not Mode.EXACTLY_ONCE:
             return
         promised = (one for completed in self.checkpoints() for one in completed.transactions)
-        named = {
-            one.transaction.get("id") for one in promised
-        }  # sinks of other kinds have names of their own
+        # sinks of other kinds have names of their own
+        named = {one.transaction.get("id") for one in promised}
         if transaction["id"] not in named:
             raise Violation(f"transaction {transaction['id']} becomes visible, but no checkpoint names it")
 

@@ -13,20 +13,20 @@ import pyarrow as pa
 import xxhash
 from typing_extensions import override
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.config import Mode
 from penstock.graph import TimeSettings
 from penstock.operators.inputs import WAKE
 from penstock.operators.outputs import SideOutput
 from penstock.operators.process.keyed import KeyedProcess
 from penstock.operators.process.user_code import Context
-from penstock.operators.rows import Rows
 from penstock.operators.state.declarations import ValueState, state_layout
 from penstock.operators.state.folded_state import AggregateFunction, AggregatingState, ReducingState
 from penstock.operators.state.list_state import ListState
 from penstock.operators.state.map_state import MapState
 from penstock.operators.state.raw_state import RawState
 from penstock.operators.state.timers import CLOCK, EVENT_TIME, KINDS, Timer
+from penstock.operators.values.rows import Rows
 from penstock.run.reading import partition_name
 from penstock.run.watermarks import Newest
 from penstock.state.backends.base import OpenState
@@ -86,9 +86,8 @@ class Counting(KeyedProcess):
         elif before is None:
             yield key, self.n.value, [first_sight(key)], self._rng.getrandbits(60)
         for record in records if self._faults else ():
-            if (
-                fault_of(record, self._faults) is Fault.RAISES
-            ):  # after the state was changed and a result was given
+            # after the state was changed and a result was given
+            if fault_of(record, self._faults) is Fault.RAISES:
                 raise ValueError(f"{record} cannot be counted")
 
 

@@ -15,8 +15,8 @@ from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Eve
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import JobSpec
+from penstock.recovery.start import Start, make_coordinator
 from penstock.run.run import BatchUnderWay, Run
-from penstock.run.start import Start, make_coordinator
 from penstock.snapshot.mailbox import Address, Message
 from penstock.snapshot.uploader import Upload
 from penstock.state.handle import FileRef
@@ -251,9 +251,8 @@ class Driver:
         """The next batch; None if the input is processed and nothing else is left to do."""
         engine, done = self._engine, self._query.positions == self._query.end
         if engine.time_is_over:
-            if (
-                self._drained
-            ):  # otherwise an earlier run came to the end, and at most once this one may have older state
+            # otherwise an earlier run came to the end, and at most once this one may have older state
+            if self._drained:
                 engine.check_nothing_waits()
             return self._run_empty(engine.begin_anew)
         if not self._work.timers:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -184,24 +185,19 @@ class WatchedSink(TwoPhaseCommitSink):
 
     @override
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        self._lifeline.enter(f"begin {context.transaction_id}")
-        self._task = pickle.loads(self._pickled)  # noqa: S301 - our own bytes, just pickled
-        transaction = self._task.begin_transaction(context)
-        self._lifeline.leave()
-        return transaction
+        with self._call(f"begin {context.transaction_id}"):
+            self._task = pickle.loads(self._pickled)  # noqa: S301 - our own bytes, just pickled
+            return self._task.begin_transaction(context)
 
     @override
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        self._lifeline.enter("write")
-        self._task.write(transaction, self._rows_for(batch))
-        self._lifeline.leave()
+        with self._call("write"):
+            self._task.write(transaction, self._rows_for(batch))
 
     @override
     def pre_commit(self, transaction: Transaction) -> Transaction:
-        self._lifeline.enter("pre_commit")
-        prepared = self._task.pre_commit(transaction)
-        self._lifeline.leave()
-        return prepared
+        with self._call("pre_commit"):
+            return self._task.pre_commit(transaction)
 
     @override
     def commit(self, transaction: Transaction) -> None:
@@ -212,12 +208,10 @@ class WatchedSink(TwoPhaseCommitSink):
         left = list(transactions)
         half = len(left) // 2
         if half:
-            self._lifeline.enter("half_of_the_commits")
-            self._commit(left[:half])
-            self._lifeline.leave()
-        self._lifeline.enter("commit")
-        self._commit(left[half:])
-        self._lifeline.leave()
+            with self._call("half_of_the_commits"):
+                self._commit(left[:half])
+        with self._call("commit"):
+            self._commit(left[half:])
 
     def _commit(self, transactions: list[Transaction]) -> None:
         try:
@@ -232,16 +226,20 @@ class WatchedSink(TwoPhaseCommitSink):
 
     @override
     def abort(self, transaction: Transaction) -> None:
-        self._lifeline.enter("abort")
-        self._driver.abort(transaction)
-        self._lifeline.leave()
+        with self._call("abort"):
+            self._driver.abort(transaction)
 
     @override
     def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
-        self._lifeline.enter(f"find_transactions {sink}")
-        found = list(self._driver.find_transactions(job, sink))
+        with self._call(f"find_transactions {sink}"):
+            return list(self._driver.find_transactions(job, sink))
+
+    @contextmanager
+    def _call(self, label: str) -> Iterator[None]:
+        """One I/O call; one that raises has not taken effect."""
+        self._lifeline.enter(label)
+        yield
         self._lifeline.leave()
-        return found
 
 
 T = TypeVar("T")

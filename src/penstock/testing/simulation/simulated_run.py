@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
+from penstock.checkpoint.model import Completed
 from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError, FencedError
 from penstock.ids import CheckpointId, Randomness
@@ -18,8 +18,8 @@ from penstock.ownership.job_record import JobRecord, check_job_record
 from penstock.recovery.history import read_history
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.restore_plan import RestorePlan
+from penstock.recovery.start import forget_working_files, start_run
 from penstock.recovery.state_migration import RestoredSubtask, RestoreTask, RunRestoreTasks
-from penstock.run.start import forget_working_files, start_run
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
 from penstock.savepoint.restore import GivenSavepoint, restore_savepoint

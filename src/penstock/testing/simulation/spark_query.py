@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
 from penstock.errors import UnavailableError
-from penstock.ids import CheckpointId
+from penstock.ids import SparkBatch
 from penstock.operators.outputs import BAD, RESULTS, declared_sides, side_tags, untagged
 from penstock.operators.process.task import ProcessSpec
 from penstock.ownership.claim import newest_run
@@ -47,7 +47,7 @@ class SimulatedQuery:
         """The sources of the query, in its order."""
         last = max((number for number, name in self._numbered("offsets")), default=-1)
         done = last >= 0 and f"{folder}/commits/{last}" in storage.names(f"{folder}/commits")
-        self.next_batch = CheckpointId(last + 1 if done else max(last, 0))
+        self.next_batch = SparkBatch(last + 1 if done else max(last, 0))
         self.end = source.end_of(uids)
         self.positions = self._begin(self._entry(self.next_batch - 1) if self.next_batch else {})
         self._reads = self._read_until(self.next_batch - 1) if self.next_batch else {}
@@ -74,7 +74,7 @@ class SimulatedQuery:
         """Record that the batch is over."""
         self._put(f"commits/{self.next_batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         self._reads = self._noted
-        self.positions, self.next_batch = self.until, CheckpointId(self.next_batch + 1)
+        self.positions, self.next_batch = self.until, SparkBatch(self.next_batch + 1)
 
     def _begin(self, entry: Mapping[str, object]) -> Positions:
         """The position at which each source continues or begins."""
@@ -181,9 +181,8 @@ class Batch:
             self._attempt(uid, index, items)  # its result is lost, or another attempt was quicker
         if self._by_chance(self.conditions.mischief / 10):
             executor, _ = self._attempt(uid, index, items)
-            self.answers += (
-                executor.answers
-            )  # Spark loses results that were used already, and runs the task again
+            # Spark loses results that were used already, and runs the task again
+            self.answers += executor.answers
         executor, results = self._until_it_succeeds(uid, index, items)
         self.answers += executor.answers
         return results

@@ -1,4 +1,4 @@
-"""The shape of the simulated job: up to three counting operators, beside or behind each other, each with its sinks."""
+"""The shape of the simulated job: up to three counting operators, in parallel or one after another, each with its sinks."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     bad_records: float = 0.0
     """How likely a record is one that user code, or a sink, cannot take; it goes to dead letters then."""
     wakes_every: int = 0
-    """In every so many batches all subtasks run, also those without rows; 0 for never."""
+    """The number of batches after which all subtasks run once, also those without rows; 0 for never."""
     timers: bool = False
     """The operators set timers, by event time and by the clock, and batches that read nothing come between the others."""
     drains: bool = False
@@ -198,9 +198,8 @@ def random_workload(seed: int) -> Workload:
         retained=tuple(rng.randint(1, 3) for _ in range(rng.choice([0, 0, 3]))),
         intervals_s=tuple(rng.choice([1, 5]) for _ in range(rng.choice([0, 0, 3]))),
     )
-    if (
-        drawn.upload_pace < 1 or drawn.message_pace < 1
-    ):  # with a short time-out no checkpoint would ever be complete
+    # with a short time-out no checkpoint would ever be complete
+    if drawn.upload_pace < 1 or drawn.message_pace < 1:
         drawn = msgspec.structs.replace(drawn, checkpoint=replace(drawn.checkpoint, timeout="10min"))
     drawn = _with_other_sources(_with_interventions(drawn, seed), seed)
     if drawn.emits_once:  # which tests little if every key is seen in the first batch

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.model import Completed
 from penstock.config import Mode
 from penstock.errors import CheckpointFailedError, ConfigError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -59,7 +59,7 @@ class Reader:
             put_hold(self._site.storage, self._token, self._site.clock.wall(), checkpoint=checkpoint, run=run)
 
     def go_on(self, calls: int | None) -> None:
-        """Let it make so many more I/O calls (None: all it wants); raises `Violation` if what it held was not kept."""
+        """Let it make this number of further I/O calls (None: no limit); raises `Violation` if what it held was not kept."""
         self._process.go_on(calls)
         failure = self._process.failure
         if isinstance(failure, ConfigError) and not self._there_was_one:
@@ -209,9 +209,8 @@ class World:
             raise Violation("a job whose input is done does not end when it is started again")
         self.audit.finished()
         self.audit.nothing_left_over()
-        if (
-            list(self.site.external.visible) != visible and not self._workload.timers
-        ):  # others are due by then
+        # others are due by then
+        if list(self.site.external.visible) != visible and not self._workload.timers:
             raise Violation("starting a finished job again changed its output")
 
     def _until_finished(self) -> int:
@@ -253,10 +252,9 @@ class World:
     def _intervene(self, index: int) -> CheckpointId | None:
         """Perform the intervention before this run; returns the checkpoint to continue from, if one is chosen."""
         last, self._last = self._last, None
+        # which may subsume what is chosen, as long as they have the job
         match self._workload.intervention(index):
-            case Intervention.GO_FAR_BACK if (
-                not self._zombies
-            ):  # which may subsume what is chosen, as long as they have the job
+            case Intervention.GO_FAR_BACK if not self._zombies:
                 return far_back(self.site)
             case Intervention.FORGET if last and last.has_claimed:
                 self._living = None

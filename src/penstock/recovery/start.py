@@ -13,6 +13,7 @@ from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import CheckpointListener
+from penstock.checkpoint.model import SubtaskReport
 from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.sink_lanes import RecoveryCalls
@@ -21,9 +22,9 @@ from penstock.clock import Clock
 from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, Randomness, SubtaskId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
+from penstock.long_work import working
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat
-from penstock.progress import working
 from penstock.recovery.progress_log import ProgressLog, SourceLog, fill_progress_log
 from penstock.recovery.restore import check_restorable, restore
 from penstock.recovery.restore_options import Latest, RestoreOptions
@@ -31,9 +32,20 @@ from penstock.recovery.restore_plan import RestorePlan, unknown_end
 from penstock.recovery.state_migration import RunRestoreTasks, StateMigration
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
-from penstock.status.observer import tell_origins
+from penstock.wording import counted, size
 
 _log = logging.getLogger(__name__)
+
+
+def log_origins(report: SubtaskReport) -> None:
+    """Log which files of state a subtask found on its machine and which it fetched, after a restart or the loss of an executor."""
+    if report.reused_files or report.fetched_files:
+        _log.info(
+            "%s: state on %s: %s (%s) used again, %s (%s) from storage",
+            *(report.subtask, report.host),
+            *(counted(report.reused_files, "file"), size(report.reused_bytes)),
+            *(counted(report.fetched_files, "file"), size(report.fetched_bytes)),
+        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ def _migrated(
     with working("making the state the subtasks' own", unit="subtask", job=spec.name):
         restored = run_tasks(migration, list(state.handles.values()))
     for one in restored:
-        tell_origins(one.report)
+        log_origins(one.report)
     return {one.handle.subtask: one.handle for one in restored}
 
 

@@ -1,20 +1,9 @@
-"""The kinds of windows that a user can name, and what they share: columns of their tables, times of rows, late rows, their task.
+"""What windows of all kinds share: columns of their tables, times of rows, late rows, what user code gets, and their task.
 
-    tumbling("1min")            one after the other
-    sliding("10min", "1min")    one of ten minutes every minute
-    session("30min")            rows of a key that follow each other within the gap
-    count_window(100)           every hundred rows of a key
-
-Driver and executors. Durations are microseconds. A window has all moments from its start up to, but not including, its end. `last` is its
-last moment, one microsecond before the end: the window closes when the watermark reaches it.
+Driver and executors. `last` is the last moment of a window, one microsecond before its end: a window closes when the watermark reaches it.
 
 Spark aggregates the rows of a batch by pane. Late rows get a number in place of their pane that is no time, so they are groups of their
 own, of which only the number of rows is computed.
-
-What all kinds of windows share: columns of their tables, times of rows, rows that come too late, and their task. Driver and executors.
-
-Among the rows that Spark has aggregated, those that come too late have a number that is no time, in place of the stretch of time in which
-their windows lie. So they are groups of their own, of which nothing is computed but how many rows they are.
 """
 
 from __future__ import annotations
@@ -24,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,83 +20,26 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.config import Duration, seconds, whole_number
-from penstock.errors import BadRecordError, ConfigError
+from penstock.errors import BadRecordError
 from penstock.operators.base import Task
 from penstock.operators.event_time import OperatorClock, TimeColumn
 from penstock.operators.process.keyed import Output
 from penstock.operators.process.user_code import Context, OpensAndCloses
-from penstock.operators.python_values import MICROSECONDS
-from penstock.operators.rows import Rows
+from penstock.operators.values.python_values import MICROSECONDS
+from penstock.operators.values.rows import Rows
 from penstock.operators.views import Shown, TimestampColumn
 from penstock.state.backends.sorted_lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, in_order, sorting_positions
 from penstock.state.handle import GENERATION_SHIFT, Due
 from penstock.state.keys import Flags, KeyBatch
-from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, in_microseconds
-from penstock.wording import counted, exactly, in_so_many_us
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
+from penstock.wording import counted, in_so_many_us
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """The columns that an aggregate over windows of time adds to its results."""
-LONGEST_S = 1000 * 365 * 24 * 3600
-MOST_OVERLAPS = 2_000
-"""The most sliding windows that a row may be in; a day every minute has 1,440. Each is a row of state, and all are in memory at once."""
 
 Numbers = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class TimeWindows:
-    """Windows of `size_us` that begin every `every_us`, counted from `offset_us`."""
-
-    size_us: int
-    every_us: int
-    offset_us: int = 0
-
-    @property
-    def pane_us(self) -> int:
-        """The length of a pane: all rows of a pane are in the same windows."""
-        return gcd(self.size_us, self.every_us)
-
-    def windows_of(self, panes: Numbers) -> tuple[Numbers, Numbers]:
-        """The windows of each pane: positions in `panes` (their first moments), and the last moments of the windows."""
-        newest = panes - (panes - self.offset_us) % self.every_us
-        counts = (self.size_us - (panes - newest) + self.every_us - 1) // self.every_us
-        at = np.repeat(np.arange(len(panes)), counts)
-        back = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return at, newest[at] - back * self.every_us + (self.size_us - 1)
-
-    def starts(self, lasts: Numbers) -> Numbers:
-        """The starts of the windows with these last moments."""
-        return lasts - (self.size_us - 1)
-
-    def __str__(self) -> str:
-        slide = "" if self.every_us == self.size_us else f" every {exactly(self.every_us)}"
-        offset = f" from {exactly(self.offset_us)} on" if self.offset_us else ""
-        return f"windows of {exactly(self.size_us)}{slide}{offset}"
-
-
-@dataclass(frozen=True)
-class SessionWindows:
-    """Sessions: rows of a key of which each follows another within the gap."""
-
-    gap_us: int
-
-    def __str__(self) -> str:
-        return f"sessions with gaps of {exactly(self.gap_us)}"
-
-
-@dataclass(frozen=True)
-class CountWindows:
-    """Windows of `n` rows of a key."""
-
-    n: int
-
-    def __str__(self) -> str:
-        return f"windows of {self.n} rows"
-
-
-Windows = TimeWindows | SessionWindows | CountWindows
 
 _TUMBLING = re.compile(r"windows of (\d+ \w+)(?: from \d+ \w+ on)?")
 
@@ -117,58 +48,6 @@ def size_of_tumbling(said: str) -> int | None:
     """The size of tumbling windows, from their text; None for other windows, and for texts that name no windows."""
     found = _TUMBLING.fullmatch(said)
     return None if found is None else in_so_many_us(found[1])
-
-
-def tumbling(size: Duration, *, offset: Duration = "0s") -> TimeWindows:
-    """Windows one after the other: `tumbling("1min")`. They begin at multiples of `size` since 1970 in UTC, moved by `offset`."""
-    size_us = _length("size", size)
-    return TimeWindows(size_us, size_us, _offset(offset, size_us))
-
-
-def sliding(size: Duration, every: Duration, *, offset: Duration = "0s") -> TimeWindows:
-    """Windows that overlap: with `sliding("10min", "1min")` a window begins every minute, and a row is in ten of them."""
-    size_us, every_us = _length("size", size), _length("every", every)
-    if every_us > size_us:
-        raise ConfigError(
-            f"sliding({size!r}, {every!r}): windows would begin less often than they are long, so that rows between two of them would be "
-            "in none; choose every <= size, and leave out rows with transform(...) if that is what you want",
-            size=size,
-            every=every,
-        )
-    if size_us > every_us * MOST_OVERLAPS:
-        raise ConfigError(
-            f"sliding({size!r}, {every!r}): each row would be in {-(-size_us // every_us):,} windows, more than {MOST_OVERLAPS:,}; begin "
-            "windows less often",
-            size=size,
-            every=every,
-        )
-    return TimeWindows(size_us, every_us, _offset(offset, every_us))
-
-
-def session(gap: Duration) -> SessionWindows:
-    """A window for each stretch of activity of a key: it ends when no row has come for `gap`."""
-    return SessionWindows(_length("gap", gap))
-
-
-def count_window(n: int) -> CountWindows:
-    """A window of every `n` rows of a key. A window that is not full stays open, however much time passes."""
-    return CountWindows(whole_number("n", n, minimum=1))
-
-
-def _length(name: str, given: Duration) -> int:
-    length = seconds(name, given, exclusive=True)
-    if length > LONGEST_S:
-        raise ConfigError(f"{name}={given!r} is longer than 1,000 years", **{name: given})
-    length_us = in_microseconds(length)
-    if length_us < 1:
-        raise ConfigError(
-            f"{name}={given!r} is too short: it must be at least a microsecond", **{name: given}
-        )
-    return length_us
-
-
-def _offset(given: Duration, every_us: int) -> int:
-    return in_microseconds(seconds("offset", given)) % every_us
 
 
 class TimeWindow(NamedTuple):
@@ -280,9 +159,8 @@ class RowTimes:
         clock, column = clock.judging(time), rows.column(time.column)
         known = column.is_valid().to_numpy()
         numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).fill_null(0).to_numpy()
-        within = (numbers >= MICROSECONDS[0]) & (
-            numbers <= MICROSECONDS[1]
-        )  # own code could not read another
+        # own code could not read another
+        within = (numbers >= MICROSECONDS[0]) & (numbers <= MICROSECONDS[1])
         sensible: Flags = known & within & (numbers <= clock.latest_us)
         if clock.refuses_absurd and not sensible.all():
             raise refused(int(np.count_nonzero(~sensible)), operator)

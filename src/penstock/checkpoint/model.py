@@ -164,11 +164,6 @@ class TableColumns(msgspec.Struct, frozen=True):
     by_time: bool = False
     on_rescale: str = "by key"
 
-    @property
-    def same_rows(self) -> tuple[object, ...]:
-        """The properties that a job must share to continue with this table."""
-        return self.identity, self.value, self.ordered, self.by_time
-
 
 class StoredLifetime(msgspec.Struct, frozen=True):
     """The time to live of some columns of a table, and since when it applies, in microseconds since the epoch."""

@@ -69,7 +69,7 @@ class Work:
         return f"{self.what}: {self.done:,} of {counted(self.total, self.unit)}{left}"
 
     def bar(self, now_s: float, columns: int) -> str:
-        """The same after a bar, in at most so many columns."""
+        """The same after a bar, in at most `columns` columns."""
         full = round(BAR_COLUMNS * min(1.0, self.done / self.total)) if self.total else 0
         line = f"{FULL * full}{EMPTY * (BAR_COLUMNS - full)} {self.sentence(now_s)}"
         return line[: max(0, columns)]
@@ -86,9 +86,9 @@ _CURRENT: ContextVar[Work | None] = ContextVar("penstock_work", default=None)
 
 
 @contextmanager
-def working(what: str, *, unit: str = "step", total: int = 0, job: str = "") -> Iterator[Reached]:
+def working(what: str, *, unit: str = "step", job: str = "") -> Iterator[Reached]:
     """While this lasts, the work is under way. Work inside of other work is shown instead of it."""
-    work = Work(what, job, unit, total=total)
+    work = Work(what, job, unit)
     with _LOCK:
         _OPEN.append(work)
     before = _CURRENT.set(work)
@@ -141,14 +141,23 @@ def doing(job: str) -> str:
 @contextmanager
 def counted_by(read: Callable[[], int], total: int) -> Iterator[None]:
     """While this lasts, how far the work of this thread is can be read off somewhere: it is looked at now and then."""
-    reached, over = reached_here(), threading.Event()
+    reached = reached_here()
     reached(0, total)
+    with _polling(lambda: reached(min(read(), total), total), "penstock-progress"):
+        yield
 
-    def look() -> None:
+
+@contextmanager
+def _polling(look: Callable[[], None], name: str, close: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """While this lasts, a thread of this name looks now and then; at the end it closes."""
+    over = threading.Event()
+
+    def work() -> None:
         while not over.wait(LOOK_S):
-            reached(min(read(), total), total)
+            look()
+        close()
 
-    thread = threading.Thread(target=look, name="penstock-progress", daemon=True)
+    thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     try:
         yield
@@ -251,20 +260,8 @@ class Display:
 @contextmanager
 def displayed(display: Display) -> Iterator[None]:
     """Show progress while the context lasts."""
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(LOOK_S):
-            display.look()
-        display.close()
-
-    thread = threading.Thread(target=look, name="penstock-progress-shown", daemon=True)
-    thread.start()
-    try:
+    with _polling(display.look, "penstock-progress-shown", display.close):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.columns import one_chunk
-from penstock.operators.encoding import to_array
+from penstock.operators.values.encoding import to_array
 from penstock.state.ddl import spark_type
 from penstock.wording import counted
 

@@ -1,7 +1,6 @@
-"""Make a savepoint of a completed checkpoint: where it goes, and the child process that creates it. Driver, and the command line.
+"""A request for a savepoint: the folder where it goes, and the child process that creates it. Driver, and the command line.
 
-The child process has a low priority, because the driver's Python has batches to plan. It ends with the process that started it: a
-savepoint whose driver is gone stays unfinished.
+A request may be performed by several attempts; `create` makes sure that only one of them creates the savepoint.
 """
 
 from __future__ import annotations
@@ -9,148 +8,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.completed import Completed
+from penstock import child_process
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.checkpoint.model import Completed
 from penstock.clock import Stopwatch
-from penstock.errors import ConfigError, InternalError, PenstockError, UnavailableError, error_named
+from penstock.errors import ConfigError, PenstockError, UnavailableError, error_named
 from penstock.ids import SYSTEM_RANDOMNESS, CheckpointId, RunId
 from penstock.log_fields import about
-from penstock.progress import working
+from penstock.long_work import working
 from penstock.savepoint.create import ReportProgress, create_savepoint, made_before
 from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration
-
-
-class ChildRequest(msgspec.Struct, frozen=True):
-    """The line that the child process reads from its standard input."""
-
-    storage: str
-    checkpoint: int
-    run: int
-    to: str
-    token: str
-    committed: bool = False
-
-
-class ChildReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line that the child process writes: its progress, or why it failed."""
-
-    done: int = 0
-    of: int = 0
-    failed: str = ""
-    error: str = ""
-
-
-_CHILD_PROGRAM = (
-    "import os, runpy; os.nice(15); runpy.run_module('penstock.savepoint.make', run_name='__main__')"
-)
-"""The child lowers its priority before its imports, because these cost as much as a small savepoint."""
-_LAST_BYTES = 500
-_RECEIVE = 65536
-_POLL_S = 0.2
-_SAID = msgspec.json.Decoder(ChildReport)
-
-
-def create_in_child_process(
-    job_storage: Storage,
-    completed: Completed,
-    to: Storage,
-    *,
-    token: str,
-    committed: bool = False,
-    report: ReportProgress = lambda _done, _of: None,
-    given_up: Callable[[], bool] = lambda: False,
-) -> Manifest:
-    """`create_savepoint` in a child process, if another process can reach both storages. `given_up`: whether to stop unfinished."""
-
-    def report_unless_given_up(done: int, of: int) -> None:
-        _refuse_if(given_up())
-        report(done, of)
-
-    if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
-        return create_savepoint(
-            job_storage, completed, to, token=token, committed=committed, report=report_unless_given_up
-        )
-    wish = ChildRequest(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
-    command = [sys.executable, "-P", "-c", _CHILD_PROGRAM]  # -P: import nothing from the driver's folder
-    with (
-        tempfile.TemporaryFile() as words,  # no pipe: it is read only at the end, and a full pipe would block the process
-        subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
-        ) as process,
-    ):
-        try:
-            _listen(process, wish, report, words, given_up)
-        finally:
-            process.kill()
-    return read_manifest(to)
-
-
-def _refuse_if(given_up: bool) -> None:
-    if given_up:
-        raise UnavailableError("the job was cancelled while its savepoint was made, so there is no savepoint")
-
-
-def _listen(
-    process: subprocess.Popen[bytes],
-    wish: ChildRequest,
-    report: ReportProgress,
-    words: IO[bytes],
-    given_up: Callable[[], bool],
-) -> None:
-    if process.stdin is None:
-        raise InternalError("the process that makes a savepoint has no input")
-    with contextlib.suppress(BrokenPipeError):  # it is dead already: its stderr says why
-        os.write(
-            process.stdin.fileno(), msgspec.json.encode(wish) + b"\n"
-        )  # unbuffered: nothing is left to write at the end
-    # stdin stays open: the child ends when it closes
-    for said in _lines(process, given_up):
-        if said.failed:
-            raise error_named(said.error, said.failed)
-        report(said.done, said.of)
-    if process.wait() != 0:
-        raise UnavailableError(
-            f"the process that makes the savepoint {wish.to} ended with {process.returncode}: {_last(words)}",
-            status=process.returncode,
-        )
-
-
-def _last(words: IO[bytes]) -> str:
-    words.seek(max(0, words.seek(0, os.SEEK_END) - _LAST_BYTES))
-    return words.read().decode(errors="replace").strip()
-
-
-def _lines(process: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> Iterator[ChildReport]:
-    """The reports of the child. Other output of a new Python, and a line that was cut off by its death, are ignored."""
-    if process.stdout is None:
-        raise InternalError("the process that makes a savepoint has no output")
-    rest, received = b"", b"\n"
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while received:
-            _refuse_if(given_up())
-            if not selector.select(_POLL_S):
-                continue
-            received = os.read(process.stdout.fileno(), _RECEIVE)
-            *whole, rest = (rest + received).split(b"\n")
-            for line in whole:
-                with contextlib.suppress(msgspec.DecodeError):
-                    yield _SAID.decode(line)
-
 
 _log = logging.getLogger(__name__)
 
@@ -291,40 +167,98 @@ def _made_beside(job_storage: Storage, job: str, token: str) -> list[Storage]:
     return [open_storage(f"{beside}/{folder}") for folder in folders if f"-{token[:TOKEN_DIGITS]}-" in folder]
 
 
-_WISHES = msgspec.json.Decoder(ChildRequest)
+# ── the child process ─────────────────────────────────────────────────────────────────────────────
 
 
-def main() -> None:
-    """The child process: read the request, make the savepoint, report progress."""
-    wish = _WISHES.decode(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+class ChildRequest(msgspec.Struct, frozen=True):
+    """What the child process is to create."""
+
+    storage: str
+    checkpoint: int
+    run: int
+    to: str
+    token: str
+    committed: bool = False
+
+
+class ChildReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The progress of the child process, or why it failed."""
+
+    done: int = 0
+    of: int = 0
+    failed: str = ""
+    error: str = ""
+
+
+_POLL_S = 0.2
+_REQUESTS = msgspec.json.Decoder(ChildRequest)
+_REPORTS = msgspec.json.Decoder(ChildReport)
+
+
+def create_in_child_process(
+    job_storage: Storage,
+    completed: Completed,
+    to: Storage,
+    *,
+    token: str,
+    committed: bool = False,
+    report: ReportProgress = lambda _done, _of: None,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Manifest:
+    """`create_savepoint` in a child process, if another process can reach both storages. `given_up`: whether to stop unfinished.
+
+    The driver's Python has batches to plan, so another process with a low priority does the work. It ends with the driver: a savepoint
+    whose driver is gone stays unfinished.
+    """
+
+    def report_unless_given_up(done: int, of: int) -> None:
+        _refuse_if(given_up())
+        report(done, of)
+
+    if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
+        return create_savepoint(
+            job_storage, completed, to, token=token, committed=committed, report=report_unless_given_up
+        )
+    request = ChildRequest(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
+    with child_process.start_module(__name__, request) as child:
+        for line in child.lines(_POLL_S):
+            _refuse_if(given_up())
+            with contextlib.suppress(msgspec.DecodeError):  # other output of a new Python is ignored
+                _take(_REPORTS.decode(line or b""), report)
+        if (status := child.wait()) != 0:
+            raise UnavailableError(
+                f"the process that makes the savepoint {to.uri} ended with {status}: {child.last_words()}",
+                status=status,
+            )
+    return read_manifest(to)
+
+
+def _refuse_if(given_up: bool) -> None:
+    if given_up:
+        raise UnavailableError("the job was cancelled while its savepoint was made, so there is no savepoint")
+
+
+def _take(said: ChildReport, report: ReportProgress) -> None:
+    if said.failed:
+        raise error_named(said.error, said.failed)
+    report(said.done, said.of)
+
+
+def main(line: bytes) -> None:
+    """In the child process: create the savepoint, and report progress."""
+    request = _REQUESTS.decode(line)
     pa.set_cpu_count(1)  # leave the other cores to the job
     try:
-        storage = open_storage(wish.storage)
-        name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
-        completed = read_metadata(storage, name)
+        storage = open_storage(request.storage)
+        name = CheckpointName(CheckpointId(request.checkpoint), RunId(request.run))
         create_savepoint(
             storage,
-            completed,
-            open_storage(wish.to),
-            token=wish.token,
-            committed=wish.committed,
-            report=lambda done, of: _say(ChildReport(done, of)),
+            read_metadata(storage, name),
+            open_storage(request.to),
+            token=request.token,
+            committed=request.committed,
+            report=lambda done, of: child_process.report(ChildReport(done, of)),
         )
     except Exception as error:  # noqa: BLE001 - raised again in the driver
-        _say(ChildReport(failed=str(error) or type(error).__name__, error=type(error).__name__))
-
-
-def _end_with_the_driver() -> None:
-    """Exit when stdin closes. Not through `sys.stdin`: at exit Python would wait for a lock that this thread holds."""
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
-
-
-def _say(said: ChildReport) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
+        failed = ChildReport(failed=str(error) or type(error).__name__, error=type(error).__name__)
+        child_process.report(failed)

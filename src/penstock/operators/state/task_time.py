@@ -36,7 +36,7 @@ class DueTimers:
 
     @classmethod
     def none(cls, keys: int) -> DueTimers:
-        """No timers for so many keys."""
+        """No timers, for this number of keys."""
         nothing = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(keys + 1, dtype=np.int64), nothing, nothing)
 

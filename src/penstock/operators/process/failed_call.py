@@ -16,11 +16,11 @@ from penstock.operators.process.columns import BatchProcess
 from penstock.operators.process.keyed import KeyedCode
 from penstock.operators.process.unkeyed import Process
 from penstock.operators.process.user_code import Context, OpensAndCloses
-from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.state.batch_tables import BatchColumns
-from penstock.operators.state.cells import Cell
-from penstock.operators.state.declarations import StateAssignedError, declared_state
+from penstock.operators.state.cells import Cell, StateAssignedError
+from penstock.operators.state.declarations import declared_state
 from penstock.operators.state.timers import Timer
+from penstock.operators.values.rows import Row, Rows, UnknownColumnError
 from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
 from penstock.wording import did_you_mean
 

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
-from penstock.operators.python_values import has_map, python_values
 from penstock.operators.state.cells import Cell, shown
+from penstock.operators.values.python_values import has_map, python_values
 from penstock.state.ddl import spark_type
 from penstock.state.sizes import cut
 

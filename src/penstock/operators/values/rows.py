@@ -14,7 +14,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import InternalError
-from penstock.operators.python_values import readable
+from penstock.operators.values.python_values import readable
 
 
 class UnknownColumnError(KeyError):

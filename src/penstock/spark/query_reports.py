@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from penstock.ids import SparkBatch
 from penstock.state.lifetimes import in_microseconds
 from penstock.status.live import BatchLive
 from penstock.status.observer import SourceAccount
@@ -54,7 +55,7 @@ LONGEST_POSITION = 200
 class ReadBatch:
     """Spark's report on one batch, by Spark's number of it."""
 
-    read: int
+    read: SparkBatch
     sources: Mapping[str, SourceAccount]
     took: BatchLive
     """Without number and time, which Penstock adds."""
@@ -64,7 +65,7 @@ class SourceRowCounts:
     """Counts the rows of one query from Spark's reports, each batch once."""
 
     def __init__(self, after: int, numbers: Mapping[str, Sequence[int]]) -> None:
-        self._newest = after
+        self._newest = SparkBatch(after)
         self._numbers = numbers
         """The numbers of Spark's sources, by source of the job."""
 
@@ -84,7 +85,7 @@ class SourceRowCounts:
     def _take(self, account: dict[str, Any]) -> ReadBatch | None:
         if account["batchId"] <= self._newest or _RAN not in account["durationMs"]:
             return None
-        self._newest = account["batchId"]
+        self._newest = SparkBatch(account["batchId"])
         return ReadBatch(self._newest, by_source(account["sources"], self._numbers), took(account))
 
 
