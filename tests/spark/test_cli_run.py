@@ -53,7 +53,7 @@ def check_log(said: str, run: int) -> None:
 def check_screen(came: str) -> None:
     """The begin and the end stay on the screen, and what lies between was in one line."""
     lines = screen(came)
-    assert len(lines) == 4, lines
+    assert len(lines) == 4, "\n".join(lines)
     begin, stopping, end, prompt = lines
     assert "job visits, run 3, goes on from checkpoint 1 of run 2" in begin
     assert stopping.endswith(
