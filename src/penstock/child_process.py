@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Self
 
@@ -33,6 +33,8 @@ run_module()
 """Lowers its priority before it imports anything, because imports cost as much as small requests. Linux may first divide the processors
 among sessions: for a child with a session of its own, the priority of the process would have no effect without that of the session. With
 10, it gets a tenth of a busy processor."""
+TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
+"""The environment variable for the token of the dashboard: every user of a machine can see the arguments of programs."""
 _LAST_BYTES = 500
 _RECEIVE = 65536
 _PARENT_CHECK_S = 1.0
@@ -61,8 +63,10 @@ class ChildProcess:
 
     def send(self, request: bytes) -> None:
         """Write a request to its standard input."""
+        rest = memoryview(request)
         with suppress(BrokenPipeError):  # it is dead already: its standard error says why
-            os.write(self._input.fileno(), request)
+            while rest:  # a signal may cut a write short
+                rest = rest[os.write(self._input.fileno(), rest) :]
 
     def lines(self, poll_s: float | None = None) -> Iterator[bytes | None]:
         """Each line of its output, until it ends; None whenever `poll_s` have passed without output.
@@ -111,10 +115,18 @@ class ChildProcess:
         self.close()
 
 
-def start_module(module: str, request: msgspec.Struct, **options: Any) -> ChildProcess:
-    """Start a child that calls `main` of a module with the request, as a line of JSON. What `main` returns is the exit code."""
+def start_module(
+    module: str, request: msgspec.Struct, *, env: Mapping[str, str] | None = None, **options: Any
+) -> ChildProcess:
+    """Start a child that calls `main` of a module with the request, as a line of JSON. What `main` returns is the exit code.
+
+    The child has the environment of this process and `env`, without the token of the dashboard: it gets that in its request, or not at all.
+    """
     command = [sys.executable, "-P", "-c", PROGRAM, module, str(os.getpid())]
-    return ChildProcess(command, msgspec.json.encode(request) + b"\n", **options)
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE} | dict(
+        env or {}
+    )
+    return ChildProcess(command, msgspec.json.encode(request) + b"\n", env=environment, **options)
 
 
 # ── in the child process ───────────────────────────────────────────────────────────────────────────

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.child_process import TOKEN_VARIABLE
 from penstock.config import whole_number
-from penstock.dashboard.ui_options import TOKEN_VARIABLE, Ui, UiOptions
+from penstock.dashboard.ui_options import Ui, UiOptions
 from penstock.errors import ConfigError
 from penstock.ownership.runs import EarlierAttempts
 from penstock.places import AT, calling_place
@@ -86,13 +87,17 @@ class StartOptions:
                 f"{start_option(drain=True)} needs {start_option(available_now=True)}: only an input that ends has an end of its time"
             )
         self._check_savepoint()
+        if not isinstance(self.listeners, Sequence):
+            raise ConfigError(
+                f"listeners={self.listeners!r} is not allowed: it takes a list of listeners. Nothing was started"
+            )
         for listener in self.listeners:
             check_listener(listener)
         changes = RestoreOptions.checked(
             drop_state=self.drop_state,
             drop_sources=self.drop_sources,
-            rename=self.rename or {},
-            positions=self.positions or {},
+            rename={} if self.rename is None else self.rename,
+            positions={} if self.positions is None else self.positions,
         )
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "pages", self._pages())
@@ -108,7 +113,7 @@ class StartOptions:
                 f"{start_option(savepoint=str(self.savepoint))} and {start_option(restore=self.restore)} exclude each other: "
                 "give one of them"
             )
-        elif not isinstance(self.savepoint, str | Path):
+        elif not isinstance(self.savepoint, str | Path) or self.savepoint == "":
             raise ConfigError(
                 f"savepoint={self.savepoint!r} is no folder: give its path", savepoint=self.savepoint
             )

@@ -50,6 +50,9 @@ NOW = Uids(["clicks", "views"], ["count"], ["out"])
         ({"positions": {"clicks": "lastest"}}, r"positions=\{'clicks': 'lastest'\} is not allowed"),
         ({"positions": {"clicks": None}}, r"positions=\{'clicks': None\} is not allowed"),
         ({"positions": {"clicks": {1, 2}}}, "is not allowed"),
+        ({"positions": {"": "latest"}}, r"positions=\{'': 'latest'\} is not allowed"),
+        ({"positions": {"clicks": float("nan")}}, r"positions=\{'clicks': nan\} is not allowed"),
+        ({"positions": {"clicks": '{"0": Infinity}'}}, "is not allowed"),
     ],
 )
 def test_what_can_be_no_option(options: dict[str, Any], match: str) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
-from penstock.child_process import ChildProcess
+import msgspec
+import pytest
+
+from penstock import child_process
+from penstock.child_process import TOKEN_VARIABLE, ChildProcess
 from services.patience import PATIENCE_S
 
 SAYING = """
@@ -15,6 +20,28 @@ sys.stdin.readline()
 os.write(1, b"o\\ncut off")
 sys.exit("x" * 10_000 + " in the end")
 """
+
+
+class Request(msgspec.Struct):
+    """A request of any size."""
+
+    text: str
+
+
+def main(request: bytes) -> None:
+    """In the child process: the length of the request, and what the environment has."""
+    text = msgspec.json.decode(request, type=Request).text
+    os.write(1, f"{len(text)} {os.environ.get(TOKEN_VARIABLE)} {os.environ['GIVEN']}\n".encode())
+
+
+def test_a_module_gets_its_request_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a pipe takes only a part at once. The token of the dashboard is not in the child's environment."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "a secret of the dashboard")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda number, given: whole(number, given[:1000]))
+    with child_process.start_module(__name__, Request("x" * 300_000), env={"GIVEN": "too"}) as child:
+        assert [*child.lines()] == [b"300000 None too"], child.last_words()
 
 
 def test_lines_come_whole() -> None:

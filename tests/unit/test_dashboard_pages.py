@@ -496,12 +496,12 @@ def test_a_driver_that_was_killed_is_told_of(behind_s: float) -> None:
         ]
         assert len(deaths) == 1
         return re.findall(
-            r"Run \d started|The driver \(pid 11 on a\) ended without a word|signal SIGKILL", page
+            r"Run \d started|The driver \(pid 11 on a\) ended without reporting a reason|signal SIGKILL", page
         )
 
     assert said(first, second) == [
         "Run 2 started",
-        "The driver (pid 11 on a) ended without a word",
+        "The driver (pid 11 on a) ended without reporting a reason",
         "Run 1 started",
     ]
     seen = ProcessDied(at=NOW - 99, run=0, how="signal SIGKILL", restarts=True, decision="again", pid=11)
@@ -516,7 +516,7 @@ def test_drivers_that_were_killed_before_they_told_anything() -> None:
     )
     view = msgspec.structs.replace(healthy(), events=(), runs=runs, failures=failures((), runs, {}))
     page = Parsed(pages.journal(view, FRAME)).text
-    assert re.findall(r"on (\w+)\) ended without a word", page) == ["two", "one"]
+    assert re.findall(r"on (\w+)\) ended without reporting a reason", page) == ["two", "one"]
     assert [one.run for one in json_models.journal(view)["deaths"]] == [2, 1]
 
 

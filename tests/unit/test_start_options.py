@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.cli.run_commands import _pairs
 from penstock.start_options import StartOptions
 from penstock.wording import asked_on_the_command_line, start_option
 
@@ -72,3 +73,25 @@ def test_a_switch_takes_only_a_boolean(name: str) -> None:
     given: dict[str, Any] = {name: "no"}
     with pytest.raises(ps.errors.ConfigError, match=f"{name}.* is 'no'; it takes True or False"):
         StartOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"rename": 0}, "rename=0 is not allowed"),
+        ({"positions": []}, r"positions=\[\] is not allowed"),
+        ({"listeners": 5}, "listeners=5 is not allowed"),
+        ({"savepoint": ""}, "savepoint='' is no folder"),
+        ({"ui": True, "ui_token": 7}, "token of the dashboard is of type int"),
+    ],
+)
+def test_values_that_are_false_are_no_absent_values(given: dict[str, Any], refusal: str) -> None:
+    """What is not of the right type is refused, also if it counts as false."""
+    with pytest.raises(ps.errors.ConfigError, match=refusal):
+        StartOptions(**given)
+
+
+def test_a_name_is_given_once() -> None:
+    """The second value would win without a word."""
+    with pytest.raises(ps.errors.ConfigError, match="--rename names a twice: a=b and a=c; give one of them"):
+        _pairs("rename", ["a=b", "x=y", "a=c"])

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.child_process import TOKEN_VARIABLE
 from penstock.cli.console import plain_console, print_json
 from penstock.cli.job_arguments import AsJson, JobFile, JobVariable, RestartOption, is_missing
 from penstock.config import Mode
-from penstock.dashboard.ui_options import TOKEN_VARIABLE, Ui, UiOptions
+from penstock.dashboard.ui_options import Ui, UiOptions
 from penstock.errors import ConfigError
 from penstock.ids import checked_name
 from penstock.start_options import StartOptions
@@ -214,12 +215,18 @@ def own_arguments(command: str, given: list[str] | None) -> tuple[str, ...]:
 
 def _pairs(name: str, given: list[str] | None) -> dict[str, str]:
     option, form = command_line_option(name), StartOptions.__dataclass_fields__[name].metadata["metavar"]
-    pairs = {}
+    pairs: dict[str, str] = {}
     for text in given or ():
         left, equals, right = text.partition("=")
         if not (left and equals and right):
             raise ConfigError(
                 f"{option} {text} is not allowed: write {option} {form}", option=option, value=text
+            )
+        if left in pairs:
+            raise ConfigError(
+                f"{option} names {left} twice: {left}={pairs[left]} and {text}; give one of them",
+                option=option,
+                value=text,
             )
         pairs[left] = right
     return pairs

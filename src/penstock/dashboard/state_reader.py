@@ -33,7 +33,6 @@ from penstock.checkpoint.model import Completed
 from penstock.dashboard import pages
 from penstock.dashboard.responses import json_answer, page_answer
 from penstock.dashboard.status_poller import Seen
-from penstock.dashboard.ui_options import environment_without_token
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, InternalError, UnavailableError, error_named
 from penstock.ids import CheckpointId, RunId
@@ -119,9 +118,7 @@ def read_in_process(storage: Storage, question: Question) -> bytes:
 def _answered(request: StateRequest) -> bytes:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch,
-        child_process.start_module(
-            __name__, request, env={**environment_without_token(), **_ENVIRONMENT, "TMPDIR": scratch}
-        ) as child,
+        child_process.start_module(__name__, request, env={**_ENVIRONMENT, "TMPDIR": scratch}) as child,
     ):
         found = next(child.lines(request.seconds), b"")
         if found is None:

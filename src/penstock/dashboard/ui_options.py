@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from penstock.child_process import TOKEN_VARIABLE
 from penstock.errors import ConfigError
 from penstock.ids import SYSTEM_RANDOMNESS
 
-TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
-"""The environment variable for the token: every user of a machine can see the arguments of programs."""
 USUAL_HOST = "127.0.0.1"
 USUAL_PORT = 8090
 MORE_PORTS = 20
@@ -157,6 +156,8 @@ def _check_token(token: str | None) -> None:
     """Check the token, without showing it in a message."""
     if token is None:
         return
+    if not isinstance(token, str):
+        raise ConfigError(f"the token of the dashboard is of type {type(token).__name__}: give a string")
     if not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
         raise ConfigError(
             f"the token of the dashboard has {len(token)} characters; it needs {SHORTEST_TOKEN} to {LONGEST_TOKEN}. "
@@ -187,8 +188,3 @@ def is_loopback(host: str) -> bool:
 def address_of(host: str, port: int) -> str:
     """The URL of a server, such as `http://127.0.0.1:8090`."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def environment_without_token() -> dict[str, str]:
-    """The environment for child processes, which get the token in another way or not at all."""
-    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}

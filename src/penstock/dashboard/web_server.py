@@ -24,7 +24,7 @@ import msgspec
 from penstock import child_process
 from penstock.child_process import ChildProcess
 from penstock.clock import SYSTEM_CLOCK
-from penstock.dashboard.ui_options import UiOptions, address_of, environment_without_token
+from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError
 from penstock.lazy_imports import optional_package
@@ -237,7 +237,6 @@ class ServerProcess:
                 __name__,
                 ServerRequest(number, (self._storage.uri,), self._name, self._options),
                 pass_fds=[number],
-                env=environment_without_token(),
                 start_new_session=True,
             )
 

@@ -111,7 +111,7 @@ def _checked_rename(value: object) -> dict[str, str]:
 
 def checked_positions(value: object) -> dict[str, Any]:
     """Positions by source, as JSON has them."""
-    if not isinstance(value, Mapping) or not all(isinstance(uid, str) for uid in value):
+    if not isinstance(value, Mapping) or not all(isinstance(uid, str) and uid for uid in value):
         raise ConfigError(
             f"positions={value!r} is not allowed: it takes uids of sources, such as positions={{'clicks': 'latest'}}",
             positions=value,
@@ -123,9 +123,9 @@ def _checked_position(uid: str, value: object) -> object:
     """As JSON has it. A text is `START`, `LATEST`, or JSON."""
     try:
         checked = (
-            json.loads(value)
+            json.loads(value, parse_constant=_refuse_constant)
             if isinstance(value, str) and value not in (START, LATEST)
-            else json.loads(json.dumps(value))
+            else json.loads(json.dumps(value, allow_nan=False))
         )
     except (TypeError, ValueError):
         checked = None
@@ -136,6 +136,11 @@ def _checked_position(uid: str, value: object) -> object:
             uid=uid,
         )
     return checked
+
+
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and Infinity, which JSON does not have."""
+    raise ValueError(name)
 
 
 # ── positions by choice ────────────────────────────────────────────────────────────────────────

@@ -278,7 +278,7 @@ def _deaths(
                 at=seen.at if seen else at,
                 run=run.run,
                 error=DIED,
-                why=f"the driver (pid {run.pid} on {run.host}) ended without a word: it was killed, or its machine is gone"
+                why=f"the driver (pid {run.pid} on {run.host}) ended without reporting a reason: it was killed, or its machine is gone"
                 + (f"; its supervisor saw: {seen.how}" if seen else ""),
                 decision=seen.decision if seen else "",
                 delay_s=seen.delay_s if seen else 0.0,
