@@ -88,9 +88,7 @@ class StartOptions:
             )
         self._check_savepoint()
         if not isinstance(self.listeners, Sequence):
-            raise ConfigError(
-                f"listeners={self.listeners!r} is not allowed: it takes a list of listeners. Nothing was started"
-            )
+            raise ConfigError(f"listeners={self.listeners!r} is not allowed: it takes a list of listeners")
         for listener in self.listeners:
             check_listener(listener)
         changes = RestoreOptions.checked(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,10 +40,7 @@ def trigger(
 ) -> None:
     """Make a running job complete a checkpoint of everything processed so far. Prints its number."""
     done = ask(open_job(storage, job), Kind.CHECKPOINT, timeout)
-    if as_json:
-        print_json(done)
-    else:
-        typer.echo(done["checkpoint"])
+    _print(done, "checkpoint", as_json=as_json)
 
 
 def savepoint(
@@ -73,10 +70,7 @@ def savepoint(
         whole_number("--checkpoint", checkpoint, minimum=0)
     made = make(open_job(storage, job), checkpoint=checkpoint, to=to, timeout=timeout)
     typer.echo(f"savepoint of checkpoint {made['checkpoint']}, made in {made['took']}", err=True)
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(made["savepoint"])
+    _print(made, "savepoint", as_json=as_json)
 
 
 def stop(
@@ -102,10 +96,7 @@ def stop(
     options = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
     ended = ask(open_job(storage, job), Kind.STOP, timeout, **options)
     typer.echo(how_it_ended(ended), err=True)
-    if as_json:
-        print_json(ended)
-    elif "savepoint" in ended:
-        typer.echo(ended["savepoint"])
+    _print(ended, "savepoint", as_json=as_json)
 
 
 def cancel(
@@ -116,6 +107,14 @@ def cancel(
     typer.echo(how_it_ended(ended), err=True)
     if as_json:
         print_json(ended)
+
+
+def _print(done: dict[str, Any], name: str, *, as_json: bool) -> None:
+    """The whole answer as JSON, or the one value of it that scripts need."""
+    if as_json:
+        print_json(done)
+    elif name in done:
+        typer.echo(done[name])
 
 
 LOOK_S = 1.0

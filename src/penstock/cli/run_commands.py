@@ -219,15 +219,11 @@ def _pairs(name: str, given: list[str] | None) -> dict[str, str]:
     for text in given or ():
         left, equals, right = text.partition("=")
         if not (left and equals and right):
-            raise ConfigError(
-                f"{option} {text} is not allowed: write {option} {form}", option=option, value=text
-            )
+            why = f"{option} {text} is not allowed: write {option} {form}"
+            raise ConfigError(why, option=option, value=text)
         if left in pairs:
-            raise ConfigError(
-                f"{option} names {left} twice: {left}={pairs[left]} and {text}; give one of them",
-                option=option,
-                value=text,
-            )
+            why = f"{option} names {left} twice: {left}={pairs[left]} and {text}; give one of them"
+            raise ConfigError(why, option=option, value=text)
         pairs[left] = right
     return pairs
 

@@ -122,11 +122,8 @@ def checked_positions(value: object) -> dict[str, Any]:
 def _checked_position(uid: str, value: object) -> object:
     """As JSON has it. A text is `START`, `LATEST`, or JSON."""
     try:
-        checked = (
-            json.loads(value, parse_constant=_refuse_constant)
-            if isinstance(value, str) and value not in (START, LATEST)
-            else json.loads(json.dumps(value, allow_nan=False))
-        )
+        given = json.loads(value) if isinstance(value, str) and value not in (START, LATEST) else value
+        checked = json.loads(json.dumps(given, allow_nan=False))  # Python reads NaN, which JSON does not have
     except (TypeError, ValueError):
         checked = None
     if checked is None or checked == "" or (isinstance(checked, str) and checked not in (START, LATEST)):
@@ -136,11 +133,6 @@ def _checked_position(uid: str, value: object) -> object:
             uid=uid,
         )
     return checked
-
-
-def _refuse_constant(name: str) -> None:
-    """Python reads NaN and Infinity, which JSON does not have."""
-    raise ValueError(name)
 
 
 # ── positions by choice ────────────────────────────────────────────────────────────────────────
