@@ -52,7 +52,7 @@ from penstock.spark.operators.base import (
     tagged,
     waking_all,
 )
-from penstock.spark.tasks import ReadableErrors, RenamedColumns, SparkExecutor, Task
+from penstock.spark.tasks import RenamedColumns, SparkExecutor, Task, WorkerTask
 from penstock.spark.versions import partition_by_number, repartitioned
 
 SOURCE = "__source"
@@ -335,7 +335,7 @@ class JobFrames:
         plain = _plain_names(rows, names)
         if plain != names:
             rows = rows.toDF(*plain)
-        task = self.slots.task(lambda *batch: ReadableErrors(RenamedColumns(names, make(*batch))), result)
+        task = self.slots.task(lambda *batch: WorkerTask(RenamedColumns(names, make(*batch))), result)
         return rows.mapInArrow(task, result)
 
 

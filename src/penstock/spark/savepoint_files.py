@@ -27,7 +27,7 @@ from penstock.operators.state.table_rows import sub_orders
 from penstock.savepoint.manifest import SavedFile
 from penstock.savepoint.table_files import BATCH_ROWS, read_table, table_file, write_table
 from penstock.spark.key_columns import subtask_of
-from penstock.spark.tasks import ReadableErrors, RenamedColumns
+from penstock.spark.tasks import RenamedColumns, WorkerTask
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.state.backends.base import StateLayout, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
@@ -109,7 +109,7 @@ def stored_rows(
     items = [(bytearray(msgspec.json.encode(file)),) for file in files]
     spread = session.sparkContext.parallelize(items, len(items))
     named = session.createDataFrame(spread, StructType([StructField("file", BinaryType())]))
-    return named.mapInArrow(ReadableErrors(_Reading(folder, table)), columns)
+    return named.mapInArrow(WorkerTask(_Reading(folder, table)), columns)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Writte
     # equal rows become neighbours, so that duplicates are found
     in_order = placed.sortWithinPartitions(*table.numbers, *table.identity)
     answers = in_order.mapInArrow(
-        ReadableErrors(RenamedColumns(tuple(in_order.columns), _Writing(to, table))), _ANSWER
+        WorkerTask(RenamedColumns(tuple(in_order.columns), _Writing(to, table))), _ANSWER
     ).collect()
     return [_ANSWERS.decode(bytes(row["answer"])) for row in answers]
 
@@ -164,7 +164,7 @@ def _with_orders(rows: DataFrame, table: OperatorTable) -> DataFrame:
     if [rows.schema[name].dataType for name in subs] == [LongType()]:  # an integer is its own sort number
         return rows.withColumn(ORDER, F.coalesce(F.col(ORDER), F.col(subs[0]), F.lit(0)))
     return rows.mapInArrow(
-        ReadableErrors(RenamedColumns(tuple(rows.columns), _Ordering(tuple(subs)))), rows.schema
+        WorkerTask(RenamedColumns(tuple(rows.columns), _Ordering(tuple(subs)))), rows.schema
     )
 
 

@@ -5,6 +5,8 @@ Answers travel in a Spark accumulator: Spark delivers it with the task's result,
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,14 +113,33 @@ class RenamedColumns:
 
 
 @dataclass
-class ReadableErrors:
-    """A task whose exceptions Spark can read. Its worker writes them as UTF-8, and Spark waits forever for one that cannot be encoded."""
+class WorkerTask:
+    """A task in a Python worker of Spark, whose exceptions Spark can read.
+
+    The worker writes them as UTF-8, and Spark waits forever for one that cannot be encoded.
+    """
 
     task: Task
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         with readable_errors():
             yield from self.task(batches)
+        freeze_modules()
+
+
+_frozen_modules = 0
+
+
+def freeze_modules() -> None:
+    """Keep the objects of imported modules out of garbage collections.
+
+    PySpark collects garbage after every task. Over the objects of all modules, that takes longer than most tasks of small batches.
+    """
+    global _frozen_modules  # noqa: PLW0603 - of the process, as the garbage collector
+    if len(sys.modules) != _frozen_modules:
+        _frozen_modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @contextmanager
