@@ -100,7 +100,15 @@ def test_a_steady_batch_plans_nothing(spark, ledger, tmp_path, steady, operators
         counts.select("user", "window_start", "total").write_to(
             ledger.files(f"out-{number}"), uid=f"out-{number}"
         )
-    job.run(available_now=True, drain=True)
+    progress = job.run(available_now=True, drain=True).progress
+    assert progress.planned_anew == ""
+    assert len(progress.recent_batches) == 8
+    for batch in progress.recent_batches:
+        measured = batch.phases_ms
+        whole = measured["plan"] + measured["tasks"] + measured["barrier"]
+        assert 0 < measured["state"] < measured["tasks"] < whole <= measured["addBatch"] + 1
+        assert whole > measured["addBatch"] / 2
+        assert sum(batch.phases.values()) == pytest.approx(batch.seconds * 1000, abs=1)
     expected: dict[tuple[int, dt.datetime], float] = {}
     for event in events:
         key = event["user"], event["at"].replace(minute=0, second=0)
@@ -171,8 +179,10 @@ def test_a_function_of_the_moment_is_computed_in_every_batch(spark, ledger, tmp_
     job = ledger.job()
     clicks = job.read(read_events(spark, tmp_path / "in"), uid="clicks")
     clicks.transform(OF_THE_MOMENT[function]).write_to(ledger.files(), uid="out")
-    job.run(available_now=True)
+    progress = job.run(available_now=True).progress
     assert len({row["it"] for row in ledger.rows()}) == 3
+    assert progress.planned_anew.startswith(("it uses the current time", "it is random"))
+    assert all(batch.phases["plan"] > 0 < batch.phases["tasks"] for batch in progress.recent_batches)
 
 
 def test_the_moment_in_an_aggregate(spark, ledger, tmp_path):
@@ -210,7 +220,8 @@ def test_a_transform_that_leaves_the_plan(spark, ledger, tmp_path, function, twi
     clicks.transform(LEAVING[function]).select("note").write_to(ledger.files(), uid="out")
     if twice:
         clicks.select("note").write_to(ledger.files("other"), uid="other")
-    job.run(available_now=True)
+    anew = job.run(available_now=True).progress.planned_anew
+    assert function != "action" or anew == "a transform runs an action"
     expected = sorted(event["note"] for event in events)
     assert sorted(row["note"] for row in ledger.rows()) == expected
     assert not twice or sorted(row["note"] for row in ledger.rows("other")) == expected

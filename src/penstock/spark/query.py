@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.ids import CheckpointId, SparkBatch
 from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
@@ -24,7 +25,7 @@ from penstock.recovery.restart import Failure
 from penstock.recovery.start import Start, forget_working_files, make_coordinator
 from penstock.requests.job_actions import JobActions
 from penstock.run import run
-from penstock.run.assignment import Answer, Assignment
+from penstock.run.assignment import Answer
 from penstock.run.run import BatchUnderWay, Run
 from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
 from penstock.snapshot.transfer import Room, in_background
@@ -92,8 +93,8 @@ class QueryRun:
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
         self._input_rows = SourceRowCounts(after=start.plan.last_read, numbers=spec.source_numbers)
-        self._batch_of: dict[SparkBatch, CheckpointId] = {}
-        """Our number of a batch by Spark's number, for batches on which Spark has not reported yet."""
+        self._unreported: dict[SparkBatch, tuple[CheckpointId, dict[str, float]]] = {}
+        """Our number of a batch and our phases by Spark's number, for batches on which Spark has not reported yet."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)
         self._run = Run(
             spec,
@@ -264,8 +265,9 @@ class QueryRun:
         """Count the rows that Spark reports. Returns whether all completed batches are counted, or a failure makes counting pointless."""
         if self._failure is None and not self._input_rows.knows(self._read):
             for account in self._input_rows.read(query):
-                batch = self._batch_of.pop(account.read, self._run.next_batch)
-                self._observer.rows_read(batch, account.sources, account.took)
+                batch, phases_ms = self._unreported.pop(account.read, (self._run.next_batch, {}))
+                took = replace(account.took, phases_ms=account.took.phases_ms | phases_ms)
+                self._observer.rows_read(batch, account.sources, took, self._plans.planned_anew)
         return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
@@ -366,24 +368,28 @@ class QueryRun:
             if self._closed or self._failure is not None:
                 return  # Spark notes the batch as done in the log of this run, which no later run reads
             self._silence.broken()
-            read = SparkBatch(number)
-            self._batch_of[read] = self._run.next_batch
-            self._run_batch(frame, partial(self._run.begin_batch, read, planned_us=planned_us), read)
+            read, batch = SparkBatch(number), self._run.next_batch
+            begin = partial(self._run.begin_batch, read, planned_us=planned_us)
+            self._unreported[read] = batch, self._run_batch(frame, begin, read)
             self._read = read
 
-    def _run_batch(self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: int) -> None:
-        """Run one batch; the caller holds the batch lock. Raises `BatchFailedError`, and keeps the failure itself.
+    def _run_batch(
+        self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: int
+    ) -> dict[str, float]:
+        """Run one batch; the caller holds the batch lock. Returns its phases. Raises `BatchFailedError`, and keeps the failure itself.
 
         `place` is the same when the same rows are read again: it is Spark's number, which does not count ticks.
         """
-        number = self._run.next_batch
+        number, watch = self._run.next_batch, Stopwatch()
         try:
             batch = begin(self._mailbox.address)
-            newest = NewestTimes.of(self._spec, batch)
-            answers = self._perform(frame, batch.assignment, newest)
+            executor = SparkExecutor.of(frame.sparkSession, self._mailbox.address)
+            work = BatchRun(frame, batch.assignment, executor, NewestTimes.of(self._spec, batch))
+            answers = self._perform(work)
             if self._run.is_hopeless:  # the batch was about to be cancelled, and Spark finished first
                 raise BatchFailedError(number)  # noqa: TRY301 - as if Spark had raised it
-            self._run.end_batch(batch, answers, newest.found)
+            self._run.end_batch(batch, answers, work.times.found)
+            return work.phases_ms(watch, answers)
         except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark gets a short error
             if self._failure is None:
                 self.met = Failure(place, cause_of(error, self._run.task_failure))
@@ -412,10 +418,8 @@ class QueryRun:
                 warned = True
             self._stopping.wait(POLL_S)
 
-    def _perform(self, frame: DataFrame, assignment: Assignment, newest: NewestTimes) -> list[Answer]:
-        executor = SparkExecutor.of(frame.sparkSession, self._mailbox.address)
-        batch = BatchRun(frame, assignment, executor, newest)
+    def _perform(self, work: BatchRun) -> list[Answer]:
         try:
-            return self._plans.run(batch)
+            return self._plans.run(work)
         finally:
-            batch.release()
+            work.release()
