@@ -122,6 +122,21 @@ def test_a_steady_batch_plans_nothing(spark, ledger, tmp_path, steady, operators
         assert classes == 0
 
 
+def test_the_progress_log_is_written_without_hadoop(spark, ledger, tmp_path):
+    """The entries of Spark and of its sources have no files of checksums beside them, for which Hadoop starts processes in every batch."""
+    write_events(tmp_path / "in", 2)
+    job = ledger.job()
+    job.read(read_events(spark, tmp_path / "in"), uid="clicks").write_to(ledger.files(), uid="out")
+    job.run(available_now=True)
+    log = tmp_path / "store" / "pv" / "spark" / "1"
+    written = {path.relative_to(log).as_posix() for path in log.rglob("*") if path.is_file()}
+    assert {"offsets/1", "commits/1", "sources/0/1", "metadata"} <= written
+    assert {name for name in written if not name.startswith("metadata") and name.endswith(".crc")} == set()
+    setting = "spark.sql.streaming.checkpointFileManagerClass"
+    assert spark.conf.get(setting, None) is None, "the user's session is as it was"
+    assert len(ledger.rows()) == 120
+
+
 def test_a_function_of_a_transform_is_called_when_the_run_starts(spark, ledger, tmp_path):
     """It sees all columns of the source, and is not called for every batch."""
     write_events(tmp_path / "in", 5)

@@ -23,6 +23,7 @@ from penstock.errors import InternalError, UnavailableError
 from penstock.ids import secret_bytes
 from penstock.spark.event_times import METRIC
 from penstock.spark.tasks import Task
+from penstock.spark.versions import package_of_logs
 
 _TOKEN = int.from_bytes(secret_bytes(5))
 """Makes slots of this process unlike anything in a user's plan."""
@@ -39,17 +40,22 @@ TypedTask = tuple[Task, StructType]
 
 
 @cache
-def _templates(gateway: Any) -> Any:
-    """The Java object that makes templates. Its class is compiled once in each JVM."""
+def _instance(gateway: Any, name: str) -> Any:
     jvm = gateway.jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-    compiler.cook(files(__package__).joinpath("PlanTemplate.java").read_text())
-    return compiler.getClassLoader().loadClass("penstock.PlanTemplate").newInstance()
+    source = files(__package__).joinpath(f"{name}.java").read_text()
+    compiler.cook(source.replace("STREAMING", package_of_logs(jvm)))
+    return compiler.getClassLoader().loadClass(f"penstock.{name}").newInstance()
+
+
+def java_object(session: SparkSession, name: str) -> Any:
+    """The one object of a Java class of Penstock, which is compiled once in each JVM."""
+    return _instance(session.sparkContext._gateway, name)
 
 
 def _templates_of(session: SparkSession) -> Any:
-    return _templates(session.sparkContext._gateway)
+    return java_object(session, "PlanTemplate")
 
 
 @dataclass(frozen=True)

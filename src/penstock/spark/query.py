@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
@@ -30,11 +31,12 @@ from penstock.run.run import BatchUnderWay, Run
 from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
 from penstock.snapshot.transfer import Room, in_background
 from penstock.spark.batch_plans import BatchPlans, BatchRun
-from penstock.spark.compiled import Compiled
+from penstock.spark.compiled import Compiled, with_settings
 from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure
 from penstock.spark.frames import merged_sources
 from penstock.spark.log_source import set_paces, when_caught_up
+from penstock.spark.plan_template import java_object
 from penstock.spark.query_reports import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
 from penstock.status.observer import Observer
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
+LONGEST_START_MS = 60_000
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 TICK_PAUSE_S = 0.25
@@ -223,14 +227,23 @@ class QueryRun:
         )
         frames = [source.frame for source in self._job.graph.sources]
         if set_paces(frames, available_now=self._available_now):
-            query = writer.start()
+            query = self._started(writer)
             when_caught_up(query, self._caught_up.set)
             return query
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         elif self._job.trigger_s is not None:
             writer = writer.trigger(processingTime=f"{int(self._job.trigger_s * 1000)} milliseconds")
-        return writer.start()
+        return self._started(writer)
+
+    def _started(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query. Its sources, which Spark makes in the query's thread, take the writer of their logs from the user's session."""
+        session = self._compiled.session
+        with with_settings(session, {LOG_WRITER: "penstock.QueryStart$Log"}):
+            query = StreamingQuery(java_object(session, "QueryStart").start(writer._jwrite))
+            with suppress(Exception):  # a failure ends the query, and is found when it is watched
+                query._jsq.streamingQuery().awaitInitialization(LONGEST_START_MS)
+        return query
 
     def _watch(self, query: StreamingQuery) -> None:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
