@@ -19,7 +19,7 @@ from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.operators.state.timers import microseconds
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
-from penstock.snapshot.mailbox import MergeDone
+from penstock.snapshot.mailbox import MergeDone, RepeatedTask
 from penstock.state.handle import StateHandle
 from penstock.status import make_events
 from penstock.status.events import (
@@ -281,32 +281,22 @@ class Observer(CheckpointListener):
         if first_since_s is not None:
             self._tell_now(FirstBatch, batch=batch, took_s=self._clock.monotonic() - first_since_s)
 
-    def tasks_repeated(
-        self,
-        batch: int,
-        operator: str,
-        *,
-        subtasks: Sequence[int],
-        attempts: int,
-        why: str,
-        batches_before: int = 0,
-    ) -> None:
-        """A batch succeeded after Spark had repeated some of its tasks. The arguments are the fields of `TasksRepeated`."""
-        event = TasksRepeated(
-            at=self._clock.wall(),
-            run=self.progress.run,
-            batch=batch,
-            operator=operator,
-            subtasks=tuple(subtasks[:MOST_SUBTASKS]),
-            attempts=attempts,
-            why=make_events.text_of(why),
-            batches_before=batches_before,
-        )
+    def tasks_repeated(self, one: RepeatedTask) -> None:
+        """A batch succeeded after Spark had repeated some of its tasks."""
+        why = make_events.text_of(one.why)
         _log.warning(
             "batch %s is done after %s attempts of tasks of %s: %s",
-            *(event.batch, event.attempts, event.operator, event.why or "one ended without an error message"),
+            *(one.batch, one.attempts, one.uid, why or "one ended without an error message"),
         )
-        self._tell(event)
+        self._tell_now(
+            TasksRepeated,
+            batch=one.batch,
+            operator=one.uid,
+            subtasks=one.subtasks[:MOST_SUBTASKS],
+            attempts=one.attempts,
+            why=why,
+            batches_before=one.batches_before,
+        )
 
     def rows_read(
         self,

@@ -161,14 +161,8 @@ def checkpoints(view: JobView, frame: PageFrame, *, page: int = 1) -> str:
 def checkpoint(view: JobView, one: CheckpointView, frame: PageFrame) -> str:
     """One checkpoint: its time line, and every subtask."""
     line = timeline(one, view.now)
-    at = next(
-        (
-            n
-            for n, other in enumerate(view.checkpoints)
-            if (other.checkpoint, other.run) == (one.checkpoint, one.run)
-        ),
-        None,
-    )
+    places = {(other.checkpoint, other.run): n for n, other in enumerate(view.checkpoints)}
+    at = places.get((one.checkpoint, one.run))
     slow = slow_subtasks(one.subtasks)
     placed = _placed(line.marks)
     return _of_job(
