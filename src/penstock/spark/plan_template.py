@@ -39,23 +39,38 @@ TypedTask = tuple[Task, StructType]
 """A task with the columns of its results."""
 
 
-@cache
-def _instance(gateway: Any, name: str) -> Any:
+def _compiled(gateway: Any, name: str) -> Any:
+    """The compiler of a Java class that lies beside this module, after its work."""
     jvm = gateway.jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     source = files(__package__).joinpath(f"{name}.java").read_text()
     compiler.cook(source.replace("STREAMING", package_of_logs(jvm)))
-    return compiler.getClassLoader().loadClass(f"penstock.{name}").newInstance()
+    return compiler
 
 
-def java_object(session: SparkSession, name: str) -> Any:
-    """The one object of a Java class of Penstock, which is compiled once in each JVM."""
-    return _instance(session.sparkContext._gateway, name)
+@cache
+def _templates(gateway: Any) -> Any:
+    """The Java object that makes templates. Its class is compiled once in each JVM."""
+    loader = _compiled(gateway, "PlanTemplate").getClassLoader()
+    return loader.loadClass("penstock.PlanTemplate").newInstance()
+
+
+@cache
+def plain_log(gateway: Any) -> str:
+    """The name of the Java class that writes a progress log as plain files. From now on, all of Spark finds it."""
+    package, jvm = package_of_logs(gateway.jvm), gateway.jvm
+    name = f"{package}.PlainLog"
+    neighbour = jvm.java.lang.Class.forName(f"{package}.CheckpointFileManager")
+    handles = jvm.java.lang.invoke.MethodHandles
+    handles.privateLookupIn(neighbour, handles.lookup()).defineClass(
+        _compiled(gateway, "PlainLog").getBytecodes()[name]
+    )
+    return name
 
 
 def _templates_of(session: SparkSession) -> Any:
-    return java_object(session, "PlanTemplate")
+    return _templates(session.sparkContext._gateway)
 
 
 @dataclass(frozen=True)

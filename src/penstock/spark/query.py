@@ -36,7 +36,7 @@ from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure
 from penstock.spark.frames import merged_sources
 from penstock.spark.log_source import set_paces, when_caught_up
-from penstock.spark.plan_template import java_object
+from penstock.spark.plan_template import plain_log
 from penstock.spark.query_reports import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
 from penstock.status.observer import Observer
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
-LONGEST_START_MS = 60_000
+LONGEST_START_MS = 10_000
+_one_start = threading.Lock()
+"""Held while a session has a setting for the query that starts: another start would restore the wrong one."""
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 TICK_PAUSE_S = 0.25
@@ -237,10 +239,10 @@ class QueryRun:
         return self._started(writer)
 
     def _started(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Start the query. Its sources, which Spark makes in the query's thread, take the writer of their logs from the user's session."""
+        """Start the query. Its sources, which Spark makes in the query's thread, find the writer of their logs in the user's session."""
         session = self._compiled.session
-        with with_settings(session, {LOG_WRITER: "penstock.QueryStart$Log"}):
-            query = StreamingQuery(java_object(session, "QueryStart").start(writer._jwrite))
+        with _one_start, with_settings(session, {LOG_WRITER: plain_log(session.sparkContext._gateway)}):
+            query = writer.start()
             with suppress(Exception):  # a failure ends the query, and is found when it is watched
                 query._jsq.streamingQuery().awaitInitialization(LONGEST_START_MS)
         return query
