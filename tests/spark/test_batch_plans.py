@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.spark.batch_plans import BatchPlans, BatchRun
+from penstock.spark.query import LOG_WRITER
 
 pytestmark = pytest.mark.spark
 
@@ -123,18 +124,28 @@ def test_a_steady_batch_plans_nothing(spark, ledger, tmp_path, steady, operators
 
 
 def test_the_progress_log_is_written_without_hadoop(spark, ledger, tmp_path):
-    """The entries of Spark and of its sources have no files of checksums beside them, for which Hadoop starts processes in every batch."""
+    """The entries of Spark and of its sources have no files of checksums beside them, for which Hadoop starts processes in every batch.
+
+    Two jobs and a query of the user's that start at the same time do not disturb each other, and the session is left as it was.
+    """
     write_events(tmp_path / "in", 2)
-    job = ledger.job()
-    job.read(read_events(spark, tmp_path / "in"), uid="clicks").write_to(ledger.files(), uid="out")
-    job.run(available_now=True)
-    log = tmp_path / "store" / "pv" / "spark" / "1"
-    written = {path.relative_to(log).as_posix() for path in log.rglob("*") if path.is_file()}
-    assert {"offsets/1", "commits/1", "sources/0/1", "metadata"} <= written
-    assert {name for name in written if not name.startswith("metadata") and name.endswith(".crc")} == set()
-    setting = "spark.sql.streaming.checkpointFileManagerClass"
-    assert spark.conf.get(setting, None) is None, "the user's session is as it was"
-    assert len(ledger.rows()) == 120
+    jobs = [ledger.job(name) for name in ("one", "two")]
+    for job in jobs:
+        clicks = job.read(read_events(spark, tmp_path / "in"), uid="clicks")
+        clicks.write_to(ledger.files(job.name), uid="out")
+    handles = [job.start(available_now=True) for job in jobs]
+    own = read_events(spark, tmp_path / "in").select("user").writeStream.format("parquet")
+    own = own.option("checkpointLocation", str(tmp_path / "own-log")).trigger(availableNow=True)
+    own.start(str(tmp_path / "own")).awaitTermination()
+    for job, handle in zip(jobs, handles, strict=True):
+        handle.wait()
+        log = tmp_path / "store" / job.name / "spark" / "1"
+        written = {path.relative_to(log).as_posix() for path in log.rglob("*") if path.is_file()}
+        assert {"offsets/1", "commits/1", "sources/0/1", "metadata"} <= written
+        assert [name for name in written if name.endswith(".crc")] == []
+        assert len(ledger.rows(job.name)) == 120
+    assert spark.conf.get(LOG_WRITER, None) is None
+    assert spark.read.parquet(str(tmp_path / "own")).count() == 120
 
 
 def test_a_function_of_a_transform_is_called_when_the_run_starts(spark, ledger, tmp_path):
