@@ -13,10 +13,11 @@ import pytest
 from ledger import Ledger
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 import penstock as ps
 from penstock.spark.batch_plans import BatchPlans, BatchRun
-from penstock.spark.query import LOG_WRITER
+from penstock.spark.plan_template import PlanTemplate, RowSlot, rows_of_frame
 
 pytestmark = pytest.mark.spark
 
@@ -125,7 +126,7 @@ def test_a_steady_batch_plans_nothing(spark, ledger, tmp_path, steady, operators
 def test_the_progress_log_is_written_without_hadoop(spark, ledger, tmp_path):
     """The entries of Spark and of its sources have no files of checksums beside them, for which Hadoop starts processes in every batch.
 
-    Two jobs and a query of the user's that start at the same time do not disturb each other, and the session is left as it was.
+    Two jobs and a query of the user's that start at the same time do not disturb each other.
     """
     write_events(tmp_path / "in", 2)
     jobs = [ledger.job(name) for name in ("one", "two")]
@@ -143,7 +144,6 @@ def test_the_progress_log_is_written_without_hadoop(spark, ledger, tmp_path):
         assert {"offsets/1", "commits/1", "sources/0/1", "metadata"} <= written
         assert [name for name in written if name.endswith(".crc")] == []
         assert len(ledger.rows(job.name)) == 120
-    assert spark.conf.get(LOG_WRITER, None) is None
     assert spark.read.parquet(str(tmp_path / "own")).count() == 120
 
 
@@ -190,6 +190,8 @@ OF_THE_MOMENT = {
     "now": lambda frame: frame.select(F.expr("now()").alias("it")),
     "cast": lambda frame: frame.select(F.expr("cast('now' as timestamp)").alias("it")),
     "rand": lambda frame: frame.select(F.rand().alias("it")),
+    "function": lambda frame: frame.select(F.expr("to_timestamp('now')").alias("it")),
+    "try": lambda frame: frame.select(F.expr("try_to_timestamp('now')").alias("it")),
     "uuid": lambda frame: frame.select(F.expr("uuid()").alias("it")),
     "wide": lambda frame: frame.select(
         *(F.lit(n).alias(f"c{n}") for n in range(40)), F.current_timestamp().alias("it")
@@ -228,6 +230,8 @@ def _through_an_rdd(frame: DataFrame) -> DataFrame:
 LEAVING = {
     "rdd": _through_an_rdd,
     "checkpoint": lambda frame: frame.localCheckpoint(eager=False),
+    "its own rows": lambda frame: frame.cache(),
+    "persist": lambda frame: frame.persist().select("*", F.lit(1).alias("more")),
     "cache": lambda frame: frame.withColumn("more", F.col("user") + 1).cache(),
     "observe": lambda frame: frame.observe("own", F.avg("amount"), F.max("note")),
     "action": lambda frame: frame.withColumn("rows", F.lit(frame.count())),
@@ -251,6 +255,65 @@ def test_a_transform_that_leaves_the_plan(spark, ledger, tmp_path, function, twi
     assert sorted(row["note"] for row in ledger.rows()) == expected
     assert not twice or sorted(row["note"] for row in ledger.rows("other")) == expected
     spark.catalog.clearCache()
+
+
+def test_a_constant_event_time_in_one_branch_of_a_union(spark, ledger, tmp_path):
+    """Its rows are judged by the clock of each batch, as those of the other branch: none is lost."""
+    write_events(tmp_path / "in", 4, rows=7)
+    job = ledger.job()
+    clicks = job.read(read_events(spark, tmp_path / "in"), uid="clicks", event_time=ps.EventTime("at"))
+    then = F.lit(START + dt.timedelta(hours=3, seconds=30))
+    fixed = clicks.where("user = 0").transform(lambda frame: frame.withColumn("at", then))
+    both = clicks.where("user != 0").union(fixed)
+    counts = both.key_by("user").window(WINDOW).aggregate(n=F.count("*"), uid="counts")
+    counts.write_to(ledger.files(), uid="out")
+    assert job.run(available_now=True, drain=True).progress.planned_anew == ""
+    assert sum(row["n"] for row in ledger.rows()) == 28
+
+
+def test_a_subquery_among_many_columns(spark, ledger, tmp_path):
+    """A scalar subquery over the rows of a batch has the value of that batch, also where Spark shortens the text of the plan."""
+    write_events(tmp_path / "in", 3, rows=2)
+
+    def with_first_note(frame: DataFrame) -> DataFrame:
+        first = frame.where("user = 0").agg(F.max("at")).scalar()
+        return frame.select(*(F.lit(n).alias(f"c{n}") for n in range(40)), first.alias("first"), "at")
+
+    job = ledger.job()
+    clicks = job.read(read_events(spark, tmp_path / "in"), uid="clicks")
+    clicks.transform(with_first_note).write_to(ledger.files(), uid="out")
+    job.run(available_now=True)
+    assert len(ledger.rows()) == 6
+    assert all(row["first"] == row["at"].replace(second=0) for row in ledger.rows())
+
+
+def test_corrupt_records_do_not_depend_on_the_columns_that_are_used(spark, ledger, tmp_path):
+    """A record with a broken value in a column that the job does not use is still corrupt."""
+    (tmp_path / "in").mkdir()
+    records = ['{"a": 1, "b": 2}', '{"a": "x", "b": 3}', "no json"]
+    (tmp_path / "in" / "records.json").write_text("\n".join(records))
+    source = spark.readStream.schema("a long, b long, _corrupt_record string").json(str(tmp_path / "in"))
+    job = ledger.job()
+    read = job.read(source, uid="records")
+    read.select("_corrupt_record").write_to(ledger.files(), uid="out")
+    job.run(available_now=True)
+    assert [row["_corrupt_record"] for row in ledger.rows()] == [None, *records[1:]]
+
+
+def test_a_plan_is_filled_in_a_thread_without_a_session(spark):
+    """Where PySpark does not keep its threads apart, the thread that fills a plan may have no active session."""
+    slot = RowSlot.of(spark, StructType([StructField("n", LongType())]), cached=False)
+    template = PlanTemplate(slot.frame.where("n > 1"), [slot])
+    given = rows_of_frame(spark.createDataFrame([(1,), (2,), (2,)], "n long"))
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.clearActiveSession()
+    try:
+        assert template.fill({slot.number: given}, {}, "").count() == 2
+        assert sessions.getActiveSession().isEmpty()
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
 
 
 def test_samples_of_two_batches_differ(spark, ledger, tmp_path):

@@ -19,15 +19,16 @@ assert frozen > 10_000 > rest, (frozen, rest)
 cycle = []
 cycle.append(cycle)
 assert after_a_task()[0] <= frozen, "what a task leaves is not frozen"
-import this_is_new
-assert after_a_task()[0] > frozen, "modules that are imported later are frozen, too"
+import wave
+assert after_a_task()[0] <= frozen, "nor for one more module: what is alive then would stay forever"
+import pandas
+assert after_a_task()[0] > frozen, "a library that is imported later is frozen, too"
 """
 
 
 def test_garbage_collections_leave_out_the_modules() -> None:
     """PySpark collects garbage after each task: it does not look at the modules again, and at everything else."""
-    program = WORKER.replace("this_is_new", "wave")
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", WORKER], capture_output=True, text=True, timeout=100, check=False
     )
     assert ended.returncode == 0, ended.stderr

@@ -14,15 +14,25 @@ import org.apache.spark.OneToOneDependency;
 import org.apache.spark.rdd.PartitionPruningRDD;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.rdd.UnionRDD;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.ExpressionWithRandomSeed;
+import org.apache.spark.sql.catalyst.expressions.LeafExpression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.PythonUDF;
+import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
+import org.apache.spark.sql.catalyst.expressions.Unevaluable;
 import org.apache.spark.sql.catalyst.expressions.UnscaledValue;
+import org.apache.spark.sql.catalyst.expressions.codegen.CodegenContext;
+import org.apache.spark.sql.catalyst.expressions.codegen.ExprCode;
 import org.apache.spark.sql.catalyst.plans.QueryPlan;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.trees.TreePattern$;
+import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.execution.InputAdapter;
 import org.apache.spark.sql.execution.LocalTableScanExec;
 import org.apache.spark.sql.execution.LogicalRDD;
@@ -35,6 +45,7 @@ import org.apache.spark.sql.execution.WholeStageCodegenExec;
 import org.apache.spark.sql.execution.columnar.InMemoryRelation;
 import org.apache.spark.sql.execution.columnar.InMemoryTableScanExec;
 import org.apache.spark.sql.execution.exchange.ReusedExchangeExec;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.DatetimeType;
 import org.apache.spark.sql.types.Decimal;
@@ -73,10 +84,21 @@ public final class PlanTemplate {
         return String.join("\n", found);
     }
 
-    /** Why the plan must not be used for other batches, or nothing. `slots`: the numbers of its row slots, each between blanks. */
+    /** A column that stands for a number of each batch. */
+    public Column value(long number) {
+        return ExpressionUtils.column(new ValueSlot(number));
+    }
+
+    /**
+     * Why the plan must not be used for other batches, or nothing. `slots`: the numbers of its row slots, each between blanks; of those for
+     * cached rows with a c.
+     */
     public String refusal(LogicalPlan analyzed, String slots) {
-        if (analyzed.containsPattern(org.apache.spark.sql.catalyst.trees.TreePattern$.MODULE$.CURRENT_LIKE())) {
+        if (analyzed.containsPattern(TreePattern$.MODULE$.CURRENT_LIKE())) {
             return "it uses the current time";
+        }
+        if (analyzed.containsPattern(TreePattern$.MODULE$.PLAN_EXPRESSION())) {
+            return "it has a subquery";
         }
         String found = logical(analyzed, slots);
         return found.isEmpty() ? physical(plan, slots) : found;
@@ -92,8 +114,11 @@ public final class PlanTemplate {
     }
 
     private static String logical(QueryPlan node, String slots) {
-        if (node instanceof LogicalRDD && !slots.contains(" " + ((LogicalRDD) node).rdd().id() + " ")) {
-            return "it reads rows that Penstock does not know";
+        if (node instanceof LogicalRDD) {
+            String slot = " " + ((LogicalRDD) node).rdd().id();
+            if (!slots.contains(slot + " ") && !slots.contains(slot + "c ")) {
+                return "it reads rows that Penstock does not know";
+            }
         }
         if (node.nodeName().equals("Sample")) {
             return "it takes a sample";
@@ -121,6 +146,12 @@ public final class PlanTemplate {
         if (expression instanceof Cast && moment((Cast) expression)) {
             return "it uses the current time: " + expression.sql();
         }
+        if (expression instanceof RuntimeReplaceable) {
+            String found = changing(((RuntimeReplaceable) expression).replacement());
+            if (!found.isEmpty()) {
+                return found;
+            }
+        }
         for (int at = 0; at < expression.children().size(); at++) {
             String found = changing((Expression) expression.children().apply(at));
             if (!found.isEmpty()) {
@@ -142,11 +173,11 @@ public final class PlanTemplate {
     }
 
     private static String physical(SparkPlan node, String slots) {
-        int slot = -1;
+        String slot = "";
         if (node instanceof RDDScanExec) {
-            slot = ((RDDScanExec) node).rdd().id();
+            slot = " " + ((RDDScanExec) node).rdd().id() + " ";
         } else if (node instanceof InMemoryTableScanExec) {
-            slot = number(((InMemoryTableScanExec) node).relation());
+            slot = " " + number(((InMemoryTableScanExec) node).relation()) + "c ";
         } else if (node instanceof ReusedExchangeExec) {
             return physical(((ReusedExchangeExec) node).child(), slots);
         } else if (node.children().isEmpty()) {
@@ -154,7 +185,7 @@ public final class PlanTemplate {
             return constant ? "" : "it reads " + node.nodeName();
         }
         if (node.children().isEmpty()) {
-            return slots.contains(" " + slot + " ") ? "" : "it reads rows that are cached or come from an RDD";
+            return slots.contains(slot) ? "" : "it reads rows that are cached or come from an RDD";
         }
         for (int at = 0; at < node.children().size(); at++) {
             String found = physical((SparkPlan) node.children().apply(at), slots);
@@ -216,13 +247,23 @@ public final class PlanTemplate {
 
     /** Fill the plan and return its rows. Nothing has run yet. */
     public RDD fill() {
-        filled = new IdentityHashMap();
-        ran = fill(plan);
-        filled = null;
-        RDD result = new SQLExecutionRDD(ran.execute(), ran.conf());
-        rows.clear();
-        tasks.clear();
-        return result;
+        scala.Option before = SparkSession.getActiveSession();
+        SparkSession.setActiveSession(plan.session());  // nodes take their session from the thread in which they are made
+        try {
+            filled = new IdentityHashMap();
+            ran = fill(plan);
+            filled = null;
+            RDD result = new SQLExecutionRDD(ran.execute(), ran.conf());
+            rows.clear();
+            tasks.clear();
+            return result;
+        } finally {
+            if (before.isDefined()) {
+                SparkSession.setActiveSession((SparkSession) before.get());
+            } else {
+                SparkSession.clearActiveSession();
+            }
+        }
     }
 
     /** The metrics with this prefix that were observed while the plan ran: for each a line with its name and its numbers. Once. */
@@ -416,6 +457,55 @@ public final class PlanTemplate {
         }
     }
 
+    /** Stands for a number of each batch. Spark must not compute with it: it is no constant, and has no value yet. */
+    public static final class ValueSlot extends LeafExpression implements Unevaluable {
+        final long number;
+
+        public ValueSlot(long number) {
+            this.number = number;
+        }
+
+        public boolean nullable() {
+            return false;
+        }
+
+        public boolean foldable() {
+            return false;
+        }
+
+        public DataType dataType() {
+            return DataTypes.LongType;
+        }
+
+        public Object eval(InternalRow row) {
+            throw new IllegalStateException("value slot " + number + " of a plan was not filled");
+        }
+
+        public ExprCode doGenCode(CodegenContext context, ExprCode code) {
+            throw new IllegalStateException("value slot " + number + " of a plan was not filled");
+        }
+
+        public int productArity() {
+            return 1;
+        }
+
+        public Object productElement(int at) {
+            return Long.valueOf(number);
+        }
+
+        public boolean canEqual(Object other) {
+            return other instanceof ValueSlot;
+        }
+
+        public boolean equals(Object other) {
+            return other instanceof ValueSlot && ((ValueSlot) other).number == number;
+        }
+
+        public int hashCode() {
+            return Long.hashCode(number);
+        }
+    }
+
     /** Puts values and functions into the slots of expressions. A value is a reference in generated code, which stays the same. */
     public static final class Slots extends AbstractPartialFunction {
         private final PlanTemplate of;
@@ -425,13 +515,12 @@ public final class PlanTemplate {
         }
 
         public boolean isDefinedAt(Object x) {
-            return x instanceof Literal || x instanceof PythonUDF;
+            return x instanceof ValueSlot || x instanceof PythonUDF;
         }
 
         public Object applyOrElse(Object x, Function1 otherwise) {
-            if (x instanceof Literal) {
-                Object value = of.values.get(((Literal) x).value());
-                return value == null ? x : reference(((Long) value).longValue());
+            if (x instanceof ValueSlot) {
+                return reference(((Long) of.values.get(Long.valueOf(((ValueSlot) x).number))).longValue());
             }
             if (x instanceof PythonUDF) {
                 Object given = of.tasks.get(((PythonUDF) x).name());
@@ -463,12 +552,12 @@ public final class PlanTemplate {
         }
 
         public boolean isDefinedAt(Object x) {
-            return x instanceof Literal || x instanceof PythonUDF;
+            return x instanceof ValueSlot || x instanceof PythonUDF;
         }
 
         public Object applyOrElse(Object x, Function1 otherwise) {
-            if (x instanceof Literal && ((Literal) x).value() instanceof Long) {
-                found.add("value " + ((Literal) x).value());
+            if (x instanceof ValueSlot) {
+                found.add("value " + ((ValueSlot) x).number);
             } else if (x instanceof PythonUDF) {
                 found.add("task " + ((PythonUDF) x).name());
             }

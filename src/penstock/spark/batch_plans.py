@@ -38,6 +38,7 @@ from penstock.spark.plan_template import (
     frame_over,
     has_union,
     observed,
+    parses_text,
     parts_of_union,
     rows_of_batch,
     rows_of_frame,
@@ -157,7 +158,7 @@ class BatchPlans:
             return self._all
         used = plan.columns_used()
         return [
-            _pruned(columns, used[at], times.columns(source.uid))
+            columns if parses_text(source.frame) else _pruned(columns, used[at], times.columns(source.uid))
             for at, (source, columns) in enumerate(zip(self._compiled.graph.sources, self._all, strict=True))
         ]
 
@@ -290,7 +291,7 @@ class RowsBySource:
         if self._slot is None:
             self._slot = slot = RowSlot.of(session, merged.schema, cached=False)
             frames = [rows_of_source(slot.frame, self._count, at) for at in range(self._count)]
-            self._templates = [PlanTemplate(frame, [slot.number]) for frame in frames]
+            self._templates = [PlanTemplate(frame, [slot]) for frame in frames]
         number = self._slot.number
         return [
             template.fill({number: part}, {}, "")
@@ -420,7 +421,7 @@ class KeptPlan:
     def value(self, make: Callable[[Assignment], int]) -> Column:
         """A slot for a number."""
         self._values.append(make)
-        return value_slot(len(self._values) - 1)
+        return value_slot(self._session, len(self._values) - 1)
 
     def materialised(self, frame: DataFrame, sink: str | None = None) -> DataFrame:
         """A slot for the rows of this frame. An action computes them before the actions that use them."""
@@ -429,8 +430,7 @@ class KeptPlan:
         return slot.frame
 
     def _stage(self, frame: DataFrame, result: RowSlot | None = None, sink: str | None = None) -> _Stage:
-        rows = [slot.number for slot in self._slots()]
-        return _Stage(PlanTemplate(frame, rows), frame.schema, result, sink)
+        return _Stage(PlanTemplate(frame, self._slots()), frame.schema, result, sink)
 
     def _slots(self) -> list[RowSlot]:
         results = [stage.result for stage in self._stages]

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.types import StructType
 from pyspark.sql.udf import _wrap_function
 
@@ -23,13 +23,9 @@ from penstock.errors import InternalError, UnavailableError
 from penstock.ids import secret_bytes
 from penstock.spark.event_times import METRIC
 from penstock.spark.tasks import Task
-from penstock.spark.versions import package_of_logs
 
 _TOKEN = int.from_bytes(secret_bytes(5))
 """Makes slots of this process unlike anything in a user's plan."""
-FIRST_VALUE = -(9_000_000_000_000_000_000 + _TOKEN * 100_000)
-"""The numbers of value slots go down from here."""
-MOST_VALUES = 100_000
 LONGEST_COMMAND = 1 << 20
 """A longer pickled task is broadcast, as Spark does by default."""
 
@@ -44,8 +40,7 @@ def _compiled(gateway: Any, name: str) -> Any:
     jvm = gateway.jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-    source = files(__package__).joinpath(f"{name}.java").read_text()
-    compiler.cook(source.replace("STREAMING", package_of_logs(jvm)))
+    compiler.cook(files(__package__).joinpath(f"{name}.java").read_text())
     return compiler
 
 
@@ -56,17 +51,33 @@ def _templates(gateway: Any) -> Any:
     return loader.loadClass("penstock.PlanTemplate").newInstance()
 
 
+PLAIN = "penstock-plain"
+"""The scheme of addresses at which this JVM keeps plain files: see `PlainFiles.java`."""
+
+
 @cache
-def plain_log(gateway: Any) -> str:
-    """The name of the Java class that writes a progress log as plain files. From now on, all of Spark finds it."""
-    package, jvm = package_of_logs(gateway.jvm), gateway.jvm
-    name = f"{package}.PlainLog"
-    neighbour = jvm.java.lang.Class.forName(f"{package}.CheckpointFileManager")
-    handles = jvm.java.lang.invoke.MethodHandles
-    handles.privateLookupIn(neighbour, handles.lookup()).defineClass(
-        _compiled(gateway, "PlainLog").getBytecodes()[name]
-    )
-    return name
+def _plain_files(gateway: Any) -> None:
+    """Define the classes of plain files beside Hadoop's own, once in each JVM: all of Spark finds them by name."""
+    jvm, bytecodes = gateway.jvm, _compiled(gateway, "PlainFiles").getBytecodes()
+    handles, neighbour = jvm.java.lang.invoke.MethodHandles, jvm.java.lang.Class.forName(f"{_HADOOP}.Path")
+    lookup = handles.privateLookupIn(neighbour, handles.lookup())
+    for name in ("PlainFiles$OfThisMachine", "PlainFiles"):
+        lookup.defineClass(bytecodes[f"{_HADOOP}.{name}"])
+
+
+_HADOOP = "org.apache.hadoop.fs"
+
+
+def plain_location(session: SparkSession, location: str) -> str:
+    """The address of a local folder in which Spark's log is written as plain files; any other address unchanged."""
+    if not location.startswith("file:"):
+        return location
+    context = session.sparkContext
+    _plain_files(context._gateway)
+    settings = context._jsc.hadoopConfiguration()
+    settings.set(f"fs.AbstractFileSystem.{PLAIN}.impl", f"{_HADOOP}.PlainFiles")
+    settings.set(f"fs.{PLAIN}.impl", f"{_HADOOP}.PlainFiles$OfThisMachine")
+    return PLAIN + location.removeprefix("file")
 
 
 def _templates_of(session: SparkSession) -> Any:
@@ -88,9 +99,9 @@ def task_slot(number: int) -> TaskSlot:
     return TaskSlot(f"penstock-{_TOKEN}-{number}")
 
 
-def value_slot(number: int) -> Column:
+def value_slot(session: SparkSession, number: int) -> Column:
     """Stands for a number in a plan."""
-    return F.lit(FIRST_VALUE - number)
+    return ClassicColumn(_templates_of(session).value(number))
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class RowSlot:
 
     number: int
     frame: DataFrame
+    cached: bool
 
     @classmethod
     def of(cls, session: SparkSession, columns: StructType, *, cached: bool) -> RowSlot:
@@ -107,7 +119,7 @@ class RowSlot:
         tags = getattr(getattr(context._jvm, "scala.reflect.ClassTag$"), "MODULE$")
         rdd = context._jsc.sc().emptyRDD(tags.Nothing())
         frame = frame_over(session, rdd, columns)
-        return cls(int(rdd.id()), frame.persist() if cached else frame)
+        return cls(int(rdd.id()), frame.persist() if cached else frame, cached)
 
 
 def frame_over(session: SparkSession, rdd: Any, columns: StructType) -> DataFrame:
@@ -160,18 +172,17 @@ def has_union(frame: DataFrame) -> bool:
     return bool(_templates_of(frame.sparkSession).has(plan, "Union"))
 
 
+def parses_text(frame: DataFrame) -> bool:
+    """Whether a source parses records: whether one counts as corrupt depends on the columns that are read of it."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    found = (leaves.apply(at) for at in range(leaves.size()))
+    formats = [leaf.dataSource().className() for leaf in found if leaf.nodeName() == "StreamingRelation"]
+    return any(kind in name.lower() for name in formats for kind in ("json", "csv", "xml"))
+
+
 def value_text(values: Sequence[int]) -> str:
     """The values of all value slots, as a template takes them."""
-    return " ".join(f"{FIRST_VALUE - number} {value}" for number, value in enumerate(values))
-
-
-def _slots(lines: str) -> frozenset[str]:
-    return frozenset(line for line in lines.splitlines() if not _is_literal(line))
-
-
-def _is_literal(line: str) -> bool:
-    kind, name = line.split()
-    return kind == "value" and not FIRST_VALUE - MOST_VALUES < int(name) <= FIRST_VALUE
+    return " ".join(f"{number} {value}" for number, value in enumerate(values))
 
 
 def _numbers(lines: str) -> dict[str, list[int | None]]:
@@ -185,15 +196,15 @@ def _numbers(lines: str) -> dict[str, list[int | None]]:
 class PlanTemplate:
     """The plan of a frame that was built over slots."""
 
-    def __init__(self, frame: DataFrame, rows: Iterable[int]) -> None:
-        """`rows`: the numbers of all row slots of the frame."""
+    def __init__(self, frame: DataFrame, rows: Iterable[RowSlot]) -> None:
+        """`rows`: all row slots of the frame."""
         self._context = frame.sparkSession.sparkContext
         execution = frame._jdf.queryExecution()
         self._java = _templates_of(frame.sparkSession).of(execution.executedPlan())
-        self.slots = _slots(self._java.slots())
+        self.slots = frozenset(self._java.slots().splitlines())
         """The slots in the plan, each as its kind and its name."""
-        lost = _slots(self._java.slots(execution.analyzed())) - self.slots
-        slots = f" {' '.join(map(str, rows))} "
+        lost = frozenset(self._java.slots(execution.analyzed()).splitlines()) - self.slots
+        slots = "".join(f" {slot.number}{'c' if slot.cached else ''} " for slot in rows)
         self.refusal = "it has lost slots" if lost else str(self._java.refusal(execution.analyzed(), slots))
         """Why the template must not be used, if not empty."""
 

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
@@ -31,12 +30,12 @@ from penstock.run.run import BatchUnderWay, Run
 from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
 from penstock.snapshot.transfer import Room, in_background
 from penstock.spark.batch_plans import BatchPlans, BatchRun
-from penstock.spark.compiled import Compiled, with_settings
+from penstock.spark.compiled import Compiled
 from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure
 from penstock.spark.frames import merged_sources
 from penstock.spark.log_source import set_paces, when_caught_up
-from penstock.spark.plan_template import plain_log
+from penstock.spark.plan_template import plain_location
 from penstock.spark.query_reports import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
 from penstock.status.observer import Observer
@@ -47,10 +46,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
-LONGEST_START_MS = 10_000
-_one_start = threading.Lock()
-"""Held while a session has a setting for the query that starts: another start would restore the wrong one."""
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 TICK_PAUSE_S = 0.25
@@ -224,28 +219,19 @@ class QueryRun:
     def _start_query(self) -> StreamingQuery:
         writer = (
             self._merged.writeStream.queryName(self._name)
-            .option("checkpointLocation", self._start.log.location)
+            .option("checkpointLocation", plain_location(self._compiled.session, self._start.log.location))
             .foreachBatch(self._on_batch)
         )
         frames = [source.frame for source in self._job.graph.sources]
         if set_paces(frames, available_now=self._available_now):
-            query = self._started(writer)
+            query = writer.start()
             when_caught_up(query, self._caught_up.set)
             return query
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         elif self._job.trigger_s is not None:
             writer = writer.trigger(processingTime=f"{int(self._job.trigger_s * 1000)} milliseconds")
-        return self._started(writer)
-
-    def _started(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Start the query. Its sources, which Spark makes in the query's thread, find the writer of their logs in the user's session."""
-        session = self._compiled.session
-        with _one_start, with_settings(session, {LOG_WRITER: plain_log(session.sparkContext._gateway)}):
-            query = writer.start()
-            with suppress(Exception):  # a failure ends the query, and is found when it is watched
-                query._jsq.streamingQuery().awaitInitialization(LONGEST_START_MS)
-        return query
+        return writer.start()
 
     def _watch(self, query: StreamingQuery) -> None:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:

@@ -127,6 +127,7 @@ class WorkerTask:
         freeze_modules()
 
 
+MORE_MODULES = 1.2
 _frozen_modules = 0
 
 
@@ -134,9 +135,10 @@ def freeze_modules() -> None:
     """Keep the objects of imported modules out of garbage collections.
 
     PySpark collects garbage after every task. Over the objects of all modules, that takes longer than most tasks of small batches.
+    What is alive at that moment is kept forever, so a few modules that are imported later are not worth it.
     """
     global _frozen_modules  # noqa: PLW0603 - of the process, as the garbage collector
-    if len(sys.modules) != _frozen_modules:
+    if len(sys.modules) > MORE_MODULES * _frozen_modules:
         _frozen_modules = len(sys.modules)
         gc.collect()
         gc.freeze()
