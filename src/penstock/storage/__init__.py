@@ -4,6 +4,7 @@ Called by snapshot (state files), checkpoint (metadata) and ownership (claims), 
 """
 
 from penstock.storage.base import Storage
-from penstock.storage.local import LocalStorage, open_job_storage, open_storage
+from penstock.storage.local import LocalStorage
+from penstock.storage.open import open_job_storage, open_storage
 
 __all__ = ["LocalStorage", "Storage", "open_job_storage", "open_storage"]

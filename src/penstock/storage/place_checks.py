@@ -150,38 +150,32 @@ def _unescaped(text: str) -> str:
 _FOLDERS_OF_MOUNTS = (PurePosixPath("/mnt"), PurePosixPath("/media"), PurePosixPath("/Volumes"))
 """Folders directly below these are mount points by convention; Penstock does not create them."""
 
-_OBJECT_STORES = {
-    "s3": "Amazon S3",
-    "s3a": "Amazon S3",
-    "s3n": "Amazon S3",
-    "gs": "Google Cloud Storage",
-    "gcs": "Google Cloud Storage",
-    "abfs": "Azure Storage",
-    "abfss": "Azure Storage",
-    "wasb": "Azure Storage",
-    "wasbs": "Azure Storage",
-    "az": "Azure Storage",
-    "dbfs": "a Databricks file system",
+_ELSEWHERE = {
+    "s3a": ("Amazon S3", "s3://bucket/path"),
+    "s3n": ("Amazon S3", "s3://bucket/path"),
+    "gcs": ("Google Cloud Storage", "gs://bucket/path"),
+    "abfs": ("Azure Storage", "az://container/path"),
+    "abfss": ("Azure Storage", "az://container/path"),
+    "wasb": ("Azure Storage", "az://container/path"),
+    "wasbs": ("Azure Storage", "az://container/path"),
+    "viewfs": ("a Hadoop file system", "hdfs://namenode:8020/path"),
+    "webhdfs": ("a Hadoop file system", "hdfs://namenode:8020/path"),
+    "swebhdfs": ("a Hadoop file system", "hdfs://namenode:8020/path"),
 }
-_HADOOP = frozenset({"hdfs", "viewfs", "webhdfs", "swebhdfs", "har", "ofs", "o3fs"})
 _INSTEAD = (
     "give a path on a local disk, or on a file system that is mounted at the same path on the driver and every executor, such as "
-    "'/var/lib/penstock'"
+    "'/var/lib/penstock', or an address with s3://, gs://, az:// or hdfs://"
 )
 
 
 def refuse_scheme(uri: str, scheme: str) -> ConfigError:
-    """The error for an address that is not a path of this machine."""
-    if scheme in _OBJECT_STORES:
-        what = (
-            f"is in {_OBJECT_STORES[scheme]}. A job cannot be kept there yet: Penstock needs to create a file that only one of two "
-            "runs can create; otherwise both would own the job"
-        )
-    elif scheme in _HADOOP:
-        what = "is on a Hadoop file system. A job cannot be kept there: Penstock writes files of the operating system only"
+    """The error for an address that is neither a path of this machine nor in a store that Penstock opens."""
+    what, instead = _ELSEWHERE.get(scheme, ("", ""))
+    if what:
+        text = f"names {what} in a way that Penstock does not read; write {instead}"
     else:
-        what = f"has the scheme {scheme!r}, which Penstock cannot open"
-    return ConfigError(f"storage {uri!r} {what}; {_INSTEAD}", storage=uri, scheme=scheme)
+        text = f"has the scheme {scheme!r}, which Penstock cannot open; {_INSTEAD}"
+    return ConfigError(f"storage {uri!r} {text}", storage=uri, scheme=scheme)
 
 
 def refuse_blocked(path: Path, what: str) -> None:
