@@ -15,6 +15,9 @@ from typing import Any
 HOWS = ("close", "500", "503", "503-not-stored", "409", "late")
 """Stored, and: the connection is closed, 500, 503, answered too late. Not stored: 503, 409 (another writer is at it)."""
 
+IGNORES = "ignores"
+"""Answers as a store that knows no conditional puts, which says of every put that it is stored."""
+
 _CODES = {"500": "InternalError", "503": "SlowDown", "409": "ConditionalRequestConflict"}
 
 
@@ -82,6 +85,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.close()
         elif how in ("500", "503"):
             self._say(int(how))
+        elif self.server.how == IGNORES and status == http.HTTPStatus.PRECONDITION_FAILED:
+            self._answer(200, [("etag", '"replaced"')], b"")
         else:
             if how == "late":
                 time.sleep(self.server.late_s)

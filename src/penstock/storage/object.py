@@ -64,7 +64,7 @@ _CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 
 @dataclass(frozen=True)
 class Client:
-    """The connection of one process. obstore has threads, which do not survive a fork."""
+    """The connection of one process. obstore has threads, one set for all clients, which do not survive a fork."""
 
     pid: int
     obstore: Any
@@ -227,9 +227,15 @@ class ObjectStorage(Storage):
 
     def _opened(self) -> Client:
         client = self._client
-        if client is None or client.pid != os.getpid():
+        if client is None:
             with self._opening:
                 client = self._client = _open(self._place)
+        if client.pid != os.getpid():
+            raise UnavailableError(
+                f"storage {self.uri} was used before this process was forked, and the threads of its client do not survive that: start the "
+                "process anew instead (multiprocessing: 'spawn')",
+                uri=self.uri,
+            )
         return client
 
     @contextlib.contextmanager

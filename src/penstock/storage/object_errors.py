@@ -94,6 +94,8 @@ def failure_of(error: BaseException) -> StoreFailure:
         said = ": ".join(part for part in (code or status, _first(_MESSAGE, answer)) if part)
         shown = f"{advice} ({said})" if advice else f"the store answered {said}"
         return StoreFailure(code, shown, denied=advice in _FINAL)
+    if "incorrectly configured region" in answer:  # of obstore itself, about a redirect
+        return StoreFailure("redirect", _REGION, denied=True)
     if _TIMED_OUT.search(text):
         return StoreFailure("timeout", _TIMEOUT, denied=False)
     reason = _first(_REASON, details) or answer.splitlines()[0].rpartition(" - ")[2][:160]
