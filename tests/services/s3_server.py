@@ -25,7 +25,7 @@ from services.patience import tries
 
 VERSITYGW = "1.8.0"
 MOTO = ("moto[s3]==5.2.5", "boto3==1.44.3", "flask==3.1.3", "flask-cors==6.0.5")
-KEY, SECRET, REGION = "penstock", "swordfish-of-the-tests", "us-east-1"
+KEY, SECRET, REGION = "AKIAOFTHETESTS", "swordfish-of-the-tests", "us-east-1"
 BUCKET = "bucket"
 BUILD_S = 900
 

@@ -88,7 +88,7 @@ class Storage(ABC):
         self.get(probe)
         self.delete([probe])
 
-    def check_all_operations(self) -> None:
+    def _check_all_operations(self) -> None:
         """Try what a job needs, and that of two creates of one name one alone succeeds. Leaves nothing behind."""
         folder = f"_probe-{SYSTEM_RANDOMNESS.token()}"
         names = [f"{folder}/created", f"{folder}/put"]

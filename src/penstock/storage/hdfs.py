@@ -35,7 +35,7 @@ from penstock.storage.file_system import (
     no_local_file,
     temporary_name,
 )
-from penstock.storage.remote_places import RemotePlace, place_of
+from penstock.storage.place_checks import RemotePlace, place_of
 
 if TYPE_CHECKING:
     from hdfs_native import Client as HdfsClient
@@ -190,7 +190,7 @@ class HdfsStorage(Storage):
 
     @override
     def check_writable(self) -> None:
-        self.check_all_operations()
+        self._check_all_operations()
 
     # ── what one creation needs ────────────────────────────────────────────────────────────────
 

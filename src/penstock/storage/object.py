@@ -35,7 +35,7 @@ from penstock.storage.file_system import (
     temporary_name,
 )
 from penstock.storage.object_errors import failure_of
-from penstock.storage.remote_places import RemotePlace, place_of
+from penstock.storage.place_checks import RemotePlace, place_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -198,7 +198,7 @@ class ObjectStorage(Storage):
 
     @override
     def check_writable(self) -> None:
-        self.check_all_operations()
+        self._check_all_operations()
 
     def _delete(self, client: Client, keys: list[str]) -> None:
         try:

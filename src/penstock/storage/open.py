@@ -12,8 +12,7 @@ from penstock.storage.base import Storage
 from penstock.storage.hdfs import HdfsStorage
 from penstock.storage.local import LocalStorage
 from penstock.storage.object import ObjectStorage
-from penstock.storage.place_checks import refuse_blocked, refuse_scheme
-from penstock.storage.remote_places import REMOTE_SCHEMES, refuse_userinfo
+from penstock.storage.place_checks import REMOTE_SCHEMES, refuse_blocked, refuse_scheme, refuse_userinfo
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 

@@ -356,7 +356,7 @@ def test_credentials_are_nowhere_but_in_the_environment(s3: S3Server) -> None:
     storage = a_storage()
     storage.put("f", b"x")
     shown = pickle.dumps(storage) + repr(storage).encode() + storage.uri.encode()
-    assert KEY.encode() not in shown.replace(b"penstock.storage", b"")
+    assert KEY.encode() not in shown
     assert SECRET.encode() not in shown
     assert pickle.loads(pickle.dumps(storage)).get("f") == b"x"
 
