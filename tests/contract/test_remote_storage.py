@@ -24,7 +24,7 @@ from penstock.storage import Storage, exclusive_create, open_job_storage, open_s
 from penstock.storage import object as object_module
 from penstock.storage.hdfs import HdfsStorage
 from penstock.storage.object import ObjectStorage
-from penstock.storage.object_errors import failure_of
+from penstock.storage.store_errors import failure_of
 from services.patience import PATIENCE_S
 from services.s3_server import BUCKET, KEY, SECRET, S3Server
 from services.spoiling_proxy import HOWS, IGNORES, spoiling

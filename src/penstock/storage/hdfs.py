@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from penstock.storage.file_system import (
     temporary_name,
 )
 from penstock.storage.place_checks import RemotePlace, place_of
+from penstock.storage.store_errors import hdfs_failure_of
 
 if TYPE_CHECKING:
     from hdfs_native import Client as HdfsClient
@@ -47,32 +47,6 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 MOST_LOOKS = 20
 SETTINGS = {"dfs.client.failover.max.attempts": "5", "dfs.client.failover.sleep.max.millis": "2000"}
 """By default a name node that is gone is called for three minutes. A job would rather know."""
-
-_RPC = re.compile(r'RPCError\("([\w.$]+)", "(.*)', re.DOTALL)
-_ADVICE = {
-    "AccessControlException": "permission denied; let this user read and write there",
-    "SafeModeException": "the name node is in safe mode; this passes when its data nodes have reported, or an operator has to look",
-    "StandbyException": "no name node is active",
-    "QuotaExceededException": "the quota of the folder is used up",
-    "DSQuotaExceededException": "the quota of the folder is used up",
-    "NSQuotaExceededException": "the quota of the folder is used up",
-    "InvalidPathException": "HDFS allows no such name; a colon is not allowed",
-}
-_BY_WORDS = {
-    "No NameNode hosts found": "no name node is known by this name; set HADOOP_CONF_DIR, or write hdfs://host:port/path",
-    "No fs.defaultFS setting found": "no file system is set; set HADOOP_CONF_DIR, or write hdfs://host:port/path",
-    "Connection refused": "the name node does not answer there; check host and port, and whether it is up",
-    "failed to lookup address": "the host is unknown; check its name",
-    "GSSAPI": "Kerberos refuses the login; get a ticket with kinit",
-    "could only be written to 0": "no data node takes the file; see whether they are up, and have space",
-}
-_WRONG_SETTINGS = (
-    "AccessControlException",
-    "InvalidPathException",
-    "No NameNode",
-    "No fs.defaultFS",
-    "GSSAPI",
-)
 
 
 class HdfsStorage(Storage):
@@ -232,7 +206,7 @@ class HdfsStorage(Storage):
                 raise FileNotFoundError(errno.ENOENT, f"not in {self.uri}", name) from None
             if isinstance(error, OSError) and error.errno is not None:  # of the local disk
                 raise self._unavailable(operation, name, f"{error.strerror} ({error})", error) from error
-            cause, denied = _cause_of(error)
+            cause, denied = hdfs_failure_of(error)
             raise UnavailableError(
                 f"storage {self.uri} could not {operation} {name or '/'!r}: {cause}",
                 operation=operation,
@@ -263,7 +237,7 @@ class HdfsStorage(Storage):
                     return use(self.client.read(path))
                 except (OSError, RuntimeError) as error:
                     of_this_disk = isinstance(error, OSError) and error.errno is not None
-                    if not left or of_this_disk or self.status(path) is None or _cause_of(error)[1]:
+                    if not left or of_this_disk or self.status(path) is None or hdfs_failure_of(error)[1]:
                         raise
         raise AssertionError("there is a last look")
 
@@ -364,16 +338,3 @@ def _options(*, overwrite: bool) -> WriteOptions:
         overwrite=overwrite, permission=PRIVATE_FILE, create_parent=True
     )
     return options
-
-
-def _cause_of(error: BaseException) -> tuple[str, bool]:
-    """What happened and what to do, in a line without Java's trace; and whether a setting or a right is wrong."""
-    text = str(error)
-    found = _RPC.search(text)
-    kind = found[1].rpartition(".")[2] if found else type(error).__name__
-    said = (found[2] if found else text).split("\n")[0].split("\\n")[0].split('")')[0].strip()[:200]
-    advice = _ADVICE.get(kind) or next((advice for words, advice in _BY_WORDS.items() if words in text), "")
-    denied = isinstance(error, PermissionError) or any(word in f"{kind} {text}" for word in _WRONG_SETTINGS)
-    if isinstance(error, PermissionError):
-        advice = _ADVICE["AccessControlException"]
-    return (f"{advice} ({said})" if advice else f"{kind}: {said}"), denied

@@ -34,8 +34,8 @@ from penstock.storage.file_system import (
     no_local_file,
     temporary_name,
 )
-from penstock.storage.object_errors import failure_of
 from penstock.storage.place_checks import RemotePlace, place_of
+from penstock.storage.store_errors import failure_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

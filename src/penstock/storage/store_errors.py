@@ -1,7 +1,7 @@
-"""Errors of object stores in a line: what happened, and what to do. Driver and executors.
+"""Errors of object stores and of HDFS in a line: what happened, and what to do. Driver and executors.
 
-The texts of obstore have forty lines, among them the address with its query, and what a server says about signatures. Only the code
-and the sentence of the server are taken from them.
+The texts of obstore have forty lines, among them the address with its query, and what a server says about signatures; those of HDFS have
+Java's trace. Only the code and the sentence of the server are taken from them.
 """
 
 from __future__ import annotations
@@ -109,3 +109,47 @@ def failure_of(error: BaseException) -> StoreFailure:
 def _first(pattern: re.Pattern[str], text: str) -> str:
     found = pattern.search(text)
     return found[1] if found else ""
+
+
+# ── HDFS ───────────────────────────────────────────────────────────────────────────────────────
+
+_RPC = re.compile(r'RPCError\("([\w.$]+)", "(.*)', re.DOTALL)
+_HDFS_ADVICE = {
+    "AccessControlException": "permission denied; let this user read and write there",
+    "SafeModeException": "the name node is in safe mode; this passes when its data nodes have reported, or an operator has to look",
+    "StandbyException": "no name node is active",
+    "QuotaExceededException": "the quota of the folder is used up",
+    "DSQuotaExceededException": "the quota of the folder is used up",
+    "NSQuotaExceededException": "the quota of the folder is used up",
+    "InvalidPathException": "HDFS allows no such name; a colon is not allowed",
+}
+_HDFS_WORDS = {
+    "No NameNode hosts found": "no name node is known by this name; set HADOOP_CONF_DIR, or write hdfs://host:port/path",
+    "No fs.defaultFS setting found": "no file system is set; set HADOOP_CONF_DIR, or write hdfs://host:port/path",
+    "Connection refused": "the name node does not answer there; check host and port, and whether it is up",
+    "failed to lookup address": "the host is unknown; check its name",
+    "GSSAPI": "Kerberos refuses the login; get a ticket with kinit",
+    "could only be written to 0": "no data node takes the file; see whether they are up, and have space",
+}
+_HDFS_SETTINGS = (
+    "AccessControlException",
+    "InvalidPathException",
+    "No NameNode",
+    "No fs.defaultFS",
+    "GSSAPI",
+)
+
+
+def hdfs_failure_of(error: BaseException) -> tuple[str, bool]:
+    """What happened and what to do, in a line without Java's trace; and whether a setting or a right is wrong."""
+    text = str(error)
+    found = _RPC.search(text)
+    kind = found[1].rpartition(".")[2] if found else type(error).__name__
+    said = (found[2] if found else text).split("\n")[0].split("\\n")[0].split('")')[0].strip()[:200]
+    advice = _HDFS_ADVICE.get(kind) or next(
+        (advice for words, advice in _HDFS_WORDS.items() if words in text), ""
+    )
+    denied = isinstance(error, PermissionError) or any(word in f"{kind} {text}" for word in _HDFS_SETTINGS)
+    if isinstance(error, PermissionError):
+        advice = _HDFS_ADVICE["AccessControlException"]
+    return (f"{advice} ({said})" if advice else f"{kind}: {said}"), denied
