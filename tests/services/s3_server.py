@@ -1,6 +1,6 @@
 """A real S3 server on loopback: versitygw, or moto where versitygw can neither be found nor built.
 
-versitygw is built by Go, some minutes once, in `make test-all`; its binary is kept in the cache of this user, and used by every command
+versitygw is built by Go, some minutes once, beside the tests of `make test-all` (`python tests/services/s3_server.py`); its binary is kept in the cache of this user, and used by every command
 from then on. moto comes from the package index, into a folder of the same cache: boto3 pins packages that Penstock uses.
 """
 
@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from penstock.spark.java import cache_dir
 from services import summary, tiers
@@ -152,3 +154,7 @@ def _moto() -> Path:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+if __name__ == "__main__":
+    print(_versitygw() or "no Go here: the tests use moto")
