@@ -16,6 +16,7 @@ import kafka_sink
 import large_containers
 import large_state
 import latency
+import operator_cost
 import postgres_sink
 import process
 import recovery
@@ -70,6 +71,7 @@ MEASUREMENTS = (
     ),
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),
+    _one("operator_cost", operator_cost.measure),
     _one("ttl_cost", time_to_live.measure),
     _one("process_over_floor", floors.process),
     _one("aggregate_over_floor", floors.aggregate),

@@ -1,10 +1,10 @@
-"""What a run costs: wall seconds, and CPU seconds of the driver, its JVM and the Python workers, also of those that have ended. Driver."""
+"""What a run costs: wall seconds, and CPU seconds of the driver, its JVM and the Python workers. Driver."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -36,18 +36,24 @@ class Cost:
         return Cost(*(value / batches for value in astuple(self)))
 
 
+_seen: dict[tuple[int, float], tuple[str, float]] = {}
+"""The kind and the CPU seconds of each process, as it was last seen, by its number and its begin."""
+
+
 def cost_so_far() -> Cost:
-    """Of this process and all below it. A process has the times of its children that have ended."""
-    seconds = {"driver": 0.0, "jvm": 0.0, "workers": 0.0}
+    """Of this process and all below it, as they were last seen: nobody adds up what Spark's Python workers used when they have ended."""
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
-        try:
+        with suppress(psutil.NoSuchProcess):
             name, times = process.name(), process.cpu_times()
-        except psutil.NoSuchProcess:  # its parent has its times when it is asked next
-            continue
-        kind = "driver" if process == me else "jvm" if name == "java" else "workers"
-        seconds[kind] += times.user + times.system
-        seconds["workers"] += times.children_user + times.children_system
+            kind = "driver" if process == me else "jvm" if name == "java" else "workers"
+            used_s = times.user + times.system
+            if kind == "jvm":  # with the small programs that it starts and waits for
+                used_s += times.children_user + times.children_system
+            _seen[process.pid, process.create_time()] = kind, used_s
+    seconds = {"driver": 0.0, "jvm": 0.0, "workers": 0.0}
+    for kind, used_s in _seen.values():
+        seconds[kind] += used_s
     return Cost(time.monotonic(), seconds["driver"], seconds["jvm"], seconds["workers"])
 
 

@@ -174,7 +174,16 @@ def live(now: float = NOW, **changes: object) -> Progress:
                 1.2,
                 1000.0 / (n + 1),
                 950.0,
-                {"latestOffset": 40.0, "addBatch": 1000.0, "walCommit": 60.0},
+                {
+                    "latestOffset": 40.0,
+                    "queryPlanning": 30.0,
+                    "addBatch": 1000.0,
+                    "walCommit": 60.0,
+                    "plan": 12.0,
+                    "tasks": 960.0,
+                    "state": 80.0,
+                    "barrier": 3.0,
+                },
             )
             for n in range(40)
         ),
@@ -741,6 +750,7 @@ RICH_LIVE = Progress(
     merged_bytes=4096,
     merge_ms=250.0,
     rows_again=55,
+    recent_batches=(BatchLive(41, NOW - 1, 500, 0.8, phases_ms={"tasks": 600.0, "state": 40.0}),),
     pending=(
         PendingLive(
             checkpoint=41, triggered_at=NOW - 0.4, acknowledged=1, subtasks=2, missing=("per-page-1",)

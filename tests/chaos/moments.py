@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import os
 import random
+import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from known_truth import JOB, Site
@@ -100,7 +102,9 @@ def _files(folder: Path, suffix: str) -> Iterator[str]:
 
 
 def _noted_by_spark(logs: Path, kind: str) -> Iterator[str]:
-    """Entries of all runs' progress logs; what a run filled its own with before it began has no checksum of Hadoop's beside it."""
+    """Entries of all runs' progress logs, without those that a run filled its own with: these are readable for their owner alone."""
     for run in _entries(logs):
-        entries = set(_entries(logs / run / kind))
-        yield from (f"{run}/{name}" for name in entries if name.isdigit() and f".{name}.crc" in entries)
+        for name in _entries(logs / run / kind):
+            with suppress(FileNotFoundError):
+                if name.isdigit() and (logs / run / kind / name).stat().st_mode & stat.S_IROTH:
+                    yield f"{run}/{name}"

@@ -3,15 +3,14 @@
 The same Java and the same Spark, told by environment variables that Spark itself reads, so that drivers which tests start as
 processes of their own hear it too: one compiler, the quick one; one thread for garbage; Spark's classes mapped from an archive,
 which is made once for a Java and a Spark, wherever that is installed, and kept in the cache. It is made in the background: a Spark
-that starts meanwhile starts without it. What Spark does with a query is left as it is, but for the way of its logs to the disk.
+that starts meanwhile starts without it. What Spark does with a query is left as it is.
 
 Python workers were dearer than Java: a driver starts tens of them, and each took a second to import the same modules, PySpark's
 from a zip, so that they were compiled again. Here they find everything compiled (`_home`), also where the environment forbids to
 write bytecode, and those that run tasks are forks of a process that has imported it (`workers/quick_daemon.py`). So are those that
 come with each query of the session that tests share (`workers/quick_source_runners.py`).
 
-And Spark's logs were dear: Hadoop's `FileContext` starts a `readlink` some thirty times a batch, so here Spark writes them through
-Hadoop's `FileSystem`, as it does on an object store; and Java starts processes without a helper process in between.
+And Java starts processes without a helper process in between.
 
 `PENSTOCK_PRODUCTION_JVM=1` leaves all this as it is, as `make chaos` does; `without` does so for one process that a test starts.
 """
@@ -43,7 +42,6 @@ _DRIVER = "SPARK_SUBMIT_OPTS"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
 _HOME = "SPARK_HOME"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"  # of the Java that only finds out how to start Java
-_LOGS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _SOURCE_RUNNERS = "PENSTOCK_QUICK_SOURCE_RUNNERS"  # known to workers/sitecustomize.py
 _WORKERS = Path(__file__).with_name("workers")
 DAEMON = "quick_daemon"
@@ -75,7 +73,6 @@ def _tell(archive: Path | None) -> None:
     settings = {
         "spark.executor.extraJavaOptions": options,
         "spark.python.daemon.module": DAEMON,
-        "spark.sql.streaming.checkpointFileManagerClass": _LOGS,
     }
     given = " ".join(f'--conf "{name}={value}"' for name, value in settings.items())
     os.environ[_SUBMIT] = f"{given} pyspark-shell"

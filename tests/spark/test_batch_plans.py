@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.spark.batch_plans import BatchPlans, BatchRun
+from penstock.spark.query import LOG_WRITER
 
 pytestmark = pytest.mark.spark
 
@@ -100,7 +101,14 @@ def test_a_steady_batch_plans_nothing(spark, ledger, tmp_path, steady, operators
         counts.select("user", "window_start", "total").write_to(
             ledger.files(f"out-{number}"), uid=f"out-{number}"
         )
-    job.run(available_now=True, drain=True)
+    progress = job.run(available_now=True, drain=True).progress
+    assert progress.planned_anew == ""
+    assert len(progress.recent_batches) >= 7  # Spark may report on the last batch too late
+    for batch in progress.recent_batches:
+        measured = batch.phases_ms
+        whole = measured["plan"] + measured["tasks"] + measured["barrier"]
+        assert 0 < measured["state"] < measured["tasks"] < whole <= measured["addBatch"] + 1
+        assert sum(batch.phases.values()) == pytest.approx(batch.seconds * 1000, abs=1)
     expected: dict[tuple[int, dt.datetime], float] = {}
     for event in events:
         key = event["user"], event["at"].replace(minute=0, second=0)
@@ -112,6 +120,31 @@ def test_a_steady_batch_plans_nothing(spark, ledger, tmp_path, steady, operators
     for calls, classes in steady[4:8]:
         assert calls <= 100
         assert classes == 0
+
+
+def test_the_progress_log_is_written_without_hadoop(spark, ledger, tmp_path):
+    """The entries of Spark and of its sources have no files of checksums beside them, for which Hadoop starts processes in every batch.
+
+    Two jobs and a query of the user's that start at the same time do not disturb each other, and the session is left as it was.
+    """
+    write_events(tmp_path / "in", 2)
+    jobs = [ledger.job(name) for name in ("one", "two")]
+    for job in jobs:
+        clicks = job.read(read_events(spark, tmp_path / "in"), uid="clicks")
+        clicks.write_to(ledger.files(job.name), uid="out")
+    handles = [job.start(available_now=True) for job in jobs]
+    own = read_events(spark, tmp_path / "in").select("user").writeStream.format("parquet")
+    own = own.option("checkpointLocation", str(tmp_path / "own-log")).trigger(availableNow=True)
+    own.start(str(tmp_path / "own")).awaitTermination()
+    for job, handle in zip(jobs, handles, strict=True):
+        handle.wait()
+        log = tmp_path / "store" / job.name / "spark" / "1"
+        written = {path.relative_to(log).as_posix() for path in log.rglob("*") if path.is_file()}
+        assert {"offsets/1", "commits/1", "sources/0/1", "metadata"} <= written
+        assert [name for name in written if name.endswith(".crc")] == []
+        assert len(ledger.rows(job.name)) == 120
+    assert spark.conf.get(LOG_WRITER, None) is None
+    assert spark.read.parquet(str(tmp_path / "own")).count() == 120
 
 
 def test_a_function_of_a_transform_is_called_when_the_run_starts(spark, ledger, tmp_path):
@@ -171,8 +204,10 @@ def test_a_function_of_the_moment_is_computed_in_every_batch(spark, ledger, tmp_
     job = ledger.job()
     clicks = job.read(read_events(spark, tmp_path / "in"), uid="clicks")
     clicks.transform(OF_THE_MOMENT[function]).write_to(ledger.files(), uid="out")
-    job.run(available_now=True)
+    progress = job.run(available_now=True).progress
     assert len({row["it"] for row in ledger.rows()}) == 3
+    assert progress.planned_anew.startswith(("it uses the current time", "it is random"))
+    assert all(batch.phases["plan"] > 0 < batch.phases["tasks"] for batch in progress.recent_batches)
 
 
 def test_the_moment_in_an_aggregate(spark, ledger, tmp_path):
@@ -210,7 +245,8 @@ def test_a_transform_that_leaves_the_plan(spark, ledger, tmp_path, function, twi
     clicks.transform(LEAVING[function]).select("note").write_to(ledger.files(), uid="out")
     if twice:
         clicks.select("note").write_to(ledger.files("other"), uid="other")
-    job.run(available_now=True)
+    anew = job.run(available_now=True).progress.planned_anew
+    assert function != "action" or anew == "a transform runs an action"
     expected = sorted(event["note"] for event in events)
     assert sorted(row["note"] for row in ledger.rows()) == expected
     assert not twice or sorted(row["note"] for row in ledger.rows("other")) == expected

@@ -29,7 +29,7 @@ from penstock.status.health import Tone, verdict
 from penstock.status.job_watcher import JobWatcher
 from penstock.status.jobs import find_jobs, job_id
 from penstock.status.journal import read_plan, write_plan
-from penstock.status.live import SinkLive, SourceLive
+from penstock.status.live import BatchLive, SinkLive, SourceLive
 from penstock.status.view import JobState, JobView
 
 
@@ -223,6 +223,28 @@ def test_rows_are_shown_when_they_are_counted(
     screen = penstock("status", tmp_path, "views").out
     assert ("0 rows in " in screen) is shown
     assert f"{batches} batch" in screen
+
+
+def test_where_the_time_of_batches_goes(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """One line has the median of each phase, the commit that runs beside the next batch, and why batches are planned anew."""
+    phases_ms = {"latestOffset": 12.0, "plan": 8.0, "tasks": 310.0, "state": 25.0, "walCommit": 70.0}
+    slow = BatchLive(409, now, 100, 9.0, phases_ms={"tasks": 8000.0, "state": 900.0})
+    usual = [BatchLive(batch, now, 100, 0.43, phases_ms=phases_ms) for batch in (412, 411, 410)]
+    job = healthy(tmp_path, now)
+    job.live(now, recent_batches=(*usual, slow), planned_anew="a transform runs an action")
+    screen = " ".join(penstock("status", tmp_path, "views").out.split())
+    assert (
+        "batch 430 ms: look 12 ms, plan 8 ms, tasks 310 ms (state 25 ms), log 70 ms, other 30 ms (median of 4 batches); commit"
+        in screen
+    )
+    assert " ms, beside the next batch; every batch is planned anew: a transform runs an action" in screen
+    job.live(now, recent_batches=usual[:1])
+    screen = penstock("status", tmp_path, "views").out
+    assert "(median of 1 batch)" in screen
+    assert "anew" not in screen
+    found = penstock("status", tmp_path, "views", "--json").json["live"]
+    assert found["recent_batches"][0][-1]["tasks"] == 310.0
+    assert found["planned_anew"] == ""
 
 
 def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:

@@ -32,6 +32,7 @@ from builders.job_views import (
 from builders.parsed_pages import FRAME, Parsed
 from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import json_models, pages
+from penstock.dashboard.pages import timings
 from penstock.dashboard.pages.render import PageFrame, environment
 from penstock.requests.request_client import Outcome
 from penstock.status.events import (
@@ -551,3 +552,19 @@ def test_batches_show_input_against_processing() -> None:
     assert len(page.all("tr")) == 41
     (chart,) = (one["data-chart"] for one in page.all("div") if "data-chart" in one)
     assert [one["label"] for one in msgspec.json.decode(chart)["series"]] == ["input", "processing"]
+
+
+def test_batches_show_where_their_time_went() -> None:
+    """Legend, bars and columns have the same phases; a job whose batches are planned anew says why, as its JSON does."""
+    view = healthy()
+    text = pages.batches(view, FRAME)
+    assert [label.name for label in timings.BATCH_LEGEND] == list(live().recent_batches[0].phases)
+    for name in ("look", "plan", "tasks", "state", "barrier", "log", "other"):
+        assert text.count(f'<rect class="phase-{name}"') == 41
+        assert f">{name.capitalize()}</th>" in text
+    assert "880 ms" in text
+    assert "beside the next batch, the last time in" in text
+    assert "planned anew" not in text
+    anew = msgspec.structs.replace(view, live=live(planned_anew="it takes a <sample>"))
+    assert "it takes a &lt;sample&gt;." in pages.batches(anew, FRAME)
+    assert json_models.batches(anew)["planned_anew"] == "it takes a <sample>"

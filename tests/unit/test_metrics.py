@@ -116,6 +116,17 @@ def test_every_family_has_a_value_in_a_rich_view() -> None:
     assert {family.name for family in FAMILIES} <= found
 
 
+def test_the_phases_of_the_last_batch() -> None:
+    """Each is a series, in seconds; together they are the duration of the batch."""
+    found = {
+        phase: value([rich_view()], "penstock_last_batch_phase_seconds", phase=phase)
+        for phase in ("look", "plan", "tasks", "state", "barrier", "log", "other")
+    }
+    assert found["tasks"] == pytest.approx(0.56)
+    assert found["state"] == pytest.approx(0.04)
+    assert sum(found.values()) == pytest.approx(0.8)
+
+
 def test_what_is_not_known_is_left_out() -> None:
     """A job of which nothing is known has a state, and no numbers that were never measured."""
     found = series([bare_view()])

@@ -46,7 +46,7 @@ def test_a_batch_was_planned_before_it_waits_for_commits() -> None:
     query = SimpleNamespace(
         _spec=SimpleNamespace(name="views"),
         _run=Engine(),
-        _batch_of={},
+        _unreported={},
         _wait_for_commits=lambda: clock.advance(60),
         _batch_lock=threading.Lock(),
         _closed=False,

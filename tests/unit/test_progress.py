@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from builders.protocol_story import completed, transaction
-from penstock.dashboard.pages.timings import batch_phases
+from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.ids import CheckpointId
+from penstock.run.assignment import Answer, OperatorAnswer, SinkAnswer
+from penstock.spark.batch_plans import BatchRun
 from penstock.spark.query_reports import took
 from penstock.status.events import Event, RunFailed
-from penstock.status.live import MOST_BATCHES
+from penstock.status.live import MOST_BATCHES, BatchLive
 from penstock.status.observer import Observer, SourceAccount
 from penstock.testing.virtual import VirtualClock
 
@@ -91,5 +97,62 @@ def test_the_newest_batches_are_kept_one_by_one() -> None:
         30.0,
         60.0,
     )
-    assert sum(phase.ms for phase in batch_phases(recent[0])) == 1500
+    assert sum(recent[0].phases.values()) == 1500
     assert took({**account, "durationMs": {}, "inputRowsPerSecond": 0.0}).seconds == 0
+
+
+OF_SPARK = {"latestOffset": 10.0, "getBatch": 2.0, "queryPlanning": 8.0, "addBatch": 340.0, "walCommit": 30.0}
+
+
+def test_the_phases_of_a_batch_add_up_to_its_duration() -> None:
+    """What Penstock measures replaces Spark's `addBatch`, its planning is added to Spark's, and state is no part of tasks."""
+    measured = {"plan": 5.0, "tasks": 310.0, "state": 25.0, "barrier": 3.0}
+    one = BatchLive(7, 0.0, seconds=0.43, phases_ms={**OF_SPARK, "commitOffsets": 40.0, **measured})
+    assert one.phases == pytest.approx(
+        {"look": 12, "plan": 13, "tasks": 285, "state": 25, "barrier": 3, "log": 70, "other": 22}
+    )
+    assert sum(one.phases.values()) == pytest.approx(430)
+
+
+def test_what_is_not_measured_is_other_time() -> None:
+    """Without Penstock's part, as older versions wrote it, no phase is longer than it was measured."""
+    one = BatchLive(7, 0.0, seconds=0.4, phases_ms={**OF_SPARK, "setOffsetRange": 5.0})
+    assert one.phases["tasks"] == one.phases["state"] == 0
+    assert one.phases["other"] == pytest.approx(350)
+    assert BatchLive(7, 0.0, seconds=0.1, phases_ms={"tasks": 101.0, "state": 300.0}).phases == {
+        **dict.fromkeys(("look", "plan", "tasks", "barrier", "log", "other"), 0.0),
+        "state": 101.0,
+    }
+
+
+def test_the_actions_of_a_batch_are_its_tasks() -> None:
+    """All actions of a batch count, planning is what lies before and between them, and the barrier what follows the last."""
+    unused: Any = None
+    watch = Stopwatch()
+    batch = BatchRun(unused, unused, unused, unused)
+    for _ in range(2):
+        SYSTEM_CLOCK.sleep(0.02)
+        with batch.action():
+            SYSTEM_CLOCK.sleep(0.05)
+    SYSTEM_CLOCK.sleep(0.01)
+    answers: list[Answer] = [
+        OperatorAnswer("counts", 0, None, None, state_ms=4.0),
+        OperatorAnswer("counts", 1, None, None, state_ms=9.0),
+        SinkAnswer("out", 0, 2, None),
+    ]
+    found = batch.phases_ms(watch, answers)
+    whole_ms = watch.ms
+    assert found["tasks"] >= 100
+    assert found["plan"] >= 40
+    assert found["barrier"] >= 10
+    assert found["state"] == 9.0
+    assert found["plan"] + found["tasks"] + found["barrier"] <= whole_ms + 0.01
+
+
+def test_why_every_batch_is_planned_anew() -> None:
+    """The reason is that of the newest batch: the next run may keep its plans."""
+    observer = Observer()
+    observer.rows_read(0, {"clicks": SourceAccount(1)}, BatchLive(-1, 0.0), "it takes a sample")
+    assert observer.progress.planned_anew == "it takes a sample"
+    observer.rows_read(1, {"clicks": SourceAccount(1)}, BatchLive(-1, 0.0))
+    assert observer.progress.planned_anew == ""

@@ -8,8 +8,8 @@ from builders.planned_batches import MAILBOX, Batches
 from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.run.assignment import OperatorAnswer, SinkAnswer
-from penstock.run.task_failures import REPORT_EVERY_S, RepeatedTask, RepeatReporter, repeated_tasks
-from penstock.snapshot.mailbox import TaskFailed
+from penstock.run.task_failures import REPORT_EVERY_S, RepeatReporter, repeated_tasks
+from penstock.snapshot.mailbox import RepeatedTask, TaskFailed
 from penstock.status.events import TasksRepeated
 from penstock.testing.virtual import VirtualClock
 

@@ -235,19 +235,8 @@ def print_history(past: Sequence[CheckpointView]) -> None:
     if not past:
         return
     table = Table(title="not in storage", title_justify="left", title_style="bold")
-    for name in (
-        "checkpoint",
-        "run",
-        "triggered (UTC)",
-        "took",
-        "batch",
-        "alignment",
-        "sync",
-        "async",
-        "complete",
-        "commit",
-        "new",
-    ):
+    numbers = ("took", "batch", "alignment", "sync", "async", "complete", "commit", "new")
+    for name in ("checkpoint", "run", "triggered (UTC)", *numbers):
         table.add_column(name, justify="left" if name.startswith("trig") else "right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for one in past:

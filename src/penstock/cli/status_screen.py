@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from penstock.status.health import Concern, Tone, concerns, needs_attention
 from penstock.status.live import OperatorLive, Progress, SinkLive, SourceLive
 from penstock.status.plan import PARTLY_AGGREGATED, Plan, PlanNode
 from penstock.status.view import CaughtUp, JobState, JobView, is_caught_up, source_behind
-from penstock.wording import counted, duration, size
+from penstock.wording import counted, duration, milliseconds, size
 
 Line = tuple[str, PlanNode, bool]
 """The branches to draw before a node, the node, and whether this is its first line."""
@@ -234,7 +235,9 @@ def _facts(view: JobView) -> Iterator[tuple[str, Text]]:
     yield "checkpoint", _checkpoint(view)
     yield "caught up", _caught_up(view)
     if view.live is not None:
-        yield "input", _input(view)
+        yield "input", _input(view, view.live)
+        if view.live.recent_batches:
+            yield "batch", _batch(view, view.live)
     yield "last failure", _last_failure(view)
     if view.plan is not None:
         limited = f", limited by {view.plan.limited_by}" if view.plan.limited_by else ""
@@ -277,10 +280,7 @@ def _caught_up(view: JobView) -> Text:
     return Text.assemble((found.answer.value, style), f": {found.why}" if found.why else "")
 
 
-def _input(view: JobView) -> Text:
-    live = view.live
-    if live is None:
-        return Text()
+def _input(view: JobView, live: Progress) -> Text:
     now = f"{rate(live.rows_per_s)}, " if view.is_up else ""
     batches = f"{counted(live.batches, 'batch', 'batches')} since this start, the last took {duration(live.batch_seconds)}"
     counted_by_spark = live.rows_in or any(source.looked_at for source in live.sources.values())
@@ -288,6 +288,23 @@ def _input(view: JobView) -> Text:
     text = Text(f"{now}{rows}{batches}")
     if view.restarts:
         text.append(f", {counted(view.restarts, 'restart')}", "yellow")
+    return text
+
+
+def _batch(view: JobView, live: Progress) -> Text:
+    """Where the time of the recent batches went, and of the last commit."""
+    recent = live.recent_batches
+    took = duration(median(one.seconds for one in recent))
+    ms = {name: median(one.phases[name] for one in recent) for name in recent[0].phases}
+    ms["tasks"] += ms["state"]
+    parts = {name: f"{name} {milliseconds(of)}" for name, of in ms.items() if of >= 1}
+    if "state" in parts:
+        parts["tasks"] += f" ({parts.pop('state')})"
+    text = Text(f"{took}: {', '.join(parts.values())} (median of {counted(len(recent), 'batch', 'batches')})")
+    if view.last_commit_ms:
+        text.append(f"; commit {milliseconds(view.last_commit_ms)}, beside the next batch")
+    if live.planned_anew:
+        text.append(f"; every batch is planned anew: {live.planned_anew}", "yellow")
     return text
 
 

@@ -97,7 +97,8 @@ def journal(view: JobView) -> Json:
 
 def batches(view: JobView) -> Json:
     """`/jobs/{job}/batches.json`: the recent batches of the current run, newest first."""
-    return _of_job(view, batches=view.live.recent_batches if view.live else ())
+    found, why = (view.live.recent_batches, view.live.planned_anew) if view.live else ((), "")
+    return _of_job(view, batches=found, planned_anew=why or None)
 
 
 def savepoints(view: JobView) -> Json:

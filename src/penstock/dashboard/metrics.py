@@ -98,6 +98,11 @@ def _info(view: JobView) -> Values:
     return [] if plan is None else [((plan.guarantee, plan.settings.mode, plan.penstock, plan.spark), 1.0)]
 
 
+def _batch_phases(view: JobView) -> Values:
+    recent = view.live.recent_batches[:1] if view.live is not None else ()
+    return [((name,), ms / 1000) for one in recent for name, ms in one.phases.items()]
+
+
 def _phases(view: JobView) -> Values:
     last = view.last_completed
     if last is None:
@@ -175,6 +180,12 @@ FAMILIES = (
     _job("penstock_rows_per_second", "Rows read in a second", _rows_per_s),
     _live("penstock_batches_total", "Batches done", lambda live: live.batches),
     _live("penstock_last_batch_seconds", "How long the last batch took", lambda live: live.batch_seconds),
+    Family(
+        "penstock_last_batch_phase_seconds",
+        "How long each phase of the last batch with rows took",
+        _batch_phases,
+        ("phase",),
+    ),
     _job(
         "penstock_checkpoint_age_seconds",
         "How long ago the last completed checkpoint was completed",

@@ -119,6 +119,8 @@ class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
     """The number of late rows."""
     tries: int = 1
     """How many times Spark started the task in this batch."""
+    state_ms: float = 0.0
+    """How long it took to open and to freeze the state."""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):

@@ -115,17 +115,7 @@ class Run:
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
         self._failures = FailureReports()
-        self._repeated = RepeatReporter(
-            lambda one: observer.tasks_repeated(
-                one.batch,
-                one.uid,
-                subtasks=one.subtasks,
-                attempts=one.attempts,
-                why=one.why,
-                batches_before=one.batches_before,
-            ),
-            clock,
-        )
+        self._repeated = RepeatReporter(observer.tasks_repeated, clock)
         self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
             start.log,

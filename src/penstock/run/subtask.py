@@ -105,7 +105,9 @@ class Subtask:
             clock=self.executor.clock,
             time=assignment.time_of(self.uid),
         )
+        opening = Stopwatch()
         with closing(assignment.place.backend.open(workplace, layout, before)) as state:
+            opening_ms = opening.ms
             outputs = task.apply(rows, state) if bool(rows) or task.uses_time else {}
             due = task.due()
             if assignment.ends_event_time:
@@ -117,7 +119,10 @@ class Subtask:
         bad, late, late_right = context.bad, context.late, context.late_right
         count = BadCount(bad.count, given + task.timers_fired, bad.first_reason)
         late_count = late.count + late_right.count
-        self.executor.answer(OperatorAnswer(self.uid, attempt, handle, report, count, late_count))
+        state_ms = opening_ms + report.sync_ms
+        self.executor.answer(
+            OperatorAnswer(self.uid, attempt, handle, report, count, late_count, state_ms=state_ms)
+        )
         self._upload(handle, before)
         self._merge(workplace, layout)
         self._tidy(handle)

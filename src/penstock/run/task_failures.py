@@ -30,7 +30,7 @@ from penstock.operators.process.failed_call import failed_call
 from penstock.places import AT, safe_text
 from penstock.recovery.restart import may_pass, place_of
 from penstock.run.assignment import Answer, Assignment, Executor, OperatorAnswer
-from penstock.snapshot.mailbox import TaskFailed
+from penstock.snapshot.mailbox import RepeatedTask, TaskFailed
 from penstock.wording import NOT_SHOWN, storable
 
 _log = logging.getLogger(__name__)
@@ -187,22 +187,6 @@ def tolerates(error: Exception) -> bool:
 
 REPORT_EVERY_S = 60.0
 """Reports about one operator are this far apart: code that fails in every batch must not fill the journal."""
-
-
-@dataclass(frozen=True)
-class RepeatedTask:
-    """One operator or sink whose subtasks needed more than one attempt."""
-
-    uid: str
-    batch: int
-    subtasks: tuple[int, ...]
-    """The subtasks whose index is known."""
-    attempts: int
-    """The largest number of attempts of a subtask."""
-    why: str
-    """The cause that the first failed attempt reported; '' if it reported nothing because its process died."""
-    batches_before: int = 0
-    """How many batches repeated tasks since the last report."""
 
 
 def repeated_tasks(

@@ -28,6 +28,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -84,6 +85,22 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     is_wrong_name: bool = False
     notes: tuple[str, ...] = ()
     """The notes of the exception."""
+
+
+@dataclass(frozen=True)
+class RepeatedTask:
+    """No message, but what the driver makes of `TaskFailed`: an operator or sink whose subtasks needed more than one attempt in a batch."""
+
+    uid: str
+    batch: int
+    subtasks: tuple[int, ...]
+    """The subtasks whose index is known."""
+    attempts: int
+    """The largest number of attempts of a subtask."""
+    why: str
+    """The cause that the first failed attempt reported; '' if it reported nothing because its process died."""
+    batches_before: int = 0
+    """How many batches repeated tasks since the last report."""
 
 
 class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):

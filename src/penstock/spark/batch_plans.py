@@ -7,7 +7,8 @@ or on the moment at which it is made, every batch is planned anew (`PlannedNow`)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
+from penstock.clock import Stopwatch
 from penstock.errors import InternalError, UnavailableError
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Operator
-from penstock.run.assignment import Answer, Assignment
+from penstock.run.assignment import Answer, Assignment, OperatorAnswer
 from penstock.spark.compiled import Compiled, batch_settings, with_settings
 from penstock.spark.event_times import NewestTimes
 from penstock.spark.frames import (
@@ -47,7 +49,6 @@ from penstock.spark.tasks import SparkExecutor, Task
 
 _log = logging.getLogger(__name__)
 
-_PLANNED_ANEW = "every batch is planned anew: %s"
 MOST_KEPT = 32
 """The most plans that are kept. Each `BatchShape` has its own."""
 
@@ -66,6 +67,9 @@ class BatchRun:
     _persisted: list[DataFrame] = field(default_factory=list)
     _written: dict[str, int] = field(default_factory=dict)
     """The sinks that were written early because the job reads their bad rows, with the number of their tasks."""
+    _tasks_ms: float = 0.0
+    """How long its actions took."""
+    _since_action: Stopwatch = field(default_factory=Stopwatch)
 
     def persist(self, frame: DataFrame) -> DataFrame:
         """Keep the rows of a frame until the end of the batch."""
@@ -77,6 +81,22 @@ class BatchRun:
         for frame in self._persisted:
             frame.unpersist()
         self.executor.forget()
+
+    @contextmanager
+    def action(self) -> Iterator[None]:
+        """An action of Spark runs inside: its time counts as that of tasks."""
+        watch = Stopwatch()
+        yield
+        self._tasks_ms += watch.ms
+        self._since_action = Stopwatch()
+
+    def phases_ms(self, since_begin: Stopwatch, answers: Sequence[Answer]) -> dict[str, float]:
+        """The phases of the batch, which ends now: `barrier` is what followed the last action, `plan` all else outside of actions."""
+        state_ms = max((one.state_ms for one in answers if isinstance(one, OperatorAnswer)), default=0.0)
+        barrier_ms = self._since_action.ms
+        plan_ms = max(0.0, since_begin.ms - self._tasks_ms - barrier_ms)
+        found = {"plan": plan_ms, "tasks": self._tasks_ms, "state": state_ms, "barrier": barrier_ms}
+        return {name: round(ms, 3) for name, ms in found.items()}
 
     def ran(self, metrics: Mapping[str, list[int | None]], sink: str | None = None) -> None:
         """An action has ended; `sink` was written in it, and its bad rows are read."""
@@ -108,9 +128,11 @@ class BatchPlans:
             compiled.session, own_shuffles=compiled.own_shuffles, parallelism=spec.parallelism
         )
         self._kept: dict[object, KeptPlan] = {}
-        self._keeps = not compiled.own_shuffles
-        if not self._keeps:
-            _log.debug(_PLANNED_ANEW, "a transform shuffles its rows, reads a table or runs an action")
+        self.planned_anew = ""
+        """Why Spark plans every batch anew; '' if plans are kept."""
+        if compiled.own_shuffles:
+            what = "runs an action" if compiled.eager else "shuffles its rows or reads a table"
+            self._plan_anew(f"a transform {what}")
         self._session = _clone(compiled.session, self._settings)
         self._all = [source.frame.schema for source in compiled.graph.sources]
         self._cached = [source.uid in compiled.shared for source in compiled.graph.sources]
@@ -128,9 +150,9 @@ class BatchPlans:
         try:
             plan = self._plan(BatchShape(frozenset(), times))
         except Exception as error:  # noqa: BLE001 - it comes again in the first batch, and counts as a failure of that
-            _log.debug(_PLANNED_ANEW, error)
-            self._keeps, plan = False, None
-            self.close()
+            _log.debug("the job could not be planned: %s", error)
+            plan = None
+            self._plan_anew(f"the job could not be planned when the run started: {type(error).__name__}")
         if plan is None:
             return self._all
         used = plan.columns_used()
@@ -153,8 +175,15 @@ class BatchPlans:
             plan.forget_batch()
         batch.check_written_once()
         for at in again:
-            batch.times.look_through(sources[at].uid, batch.sources[at])
+            with batch.action():
+                batch.times.look_through(sources[at].uid, batch.sources[at])
         return answers
+
+    def _plan_anew(self, why: str) -> None:
+        """From now on keep no plans."""
+        self.planned_anew = why
+        _log.debug("every batch is planned anew: %s", why)
+        self.close()
 
     def close(self) -> None:
         """Forget all plans, and release what Spark keeps for them."""
@@ -191,7 +220,7 @@ class BatchPlans:
 
     def _plan(self, shape: BatchShape) -> KeptPlan | None:
         """The plan for batches of this shape; None if plans of this job cannot be kept."""
-        if not self._keeps:
+        if self.planned_anew:
             return None
         if shape.key not in self._kept:
             if len(self._kept) >= MOST_KEPT:
@@ -200,9 +229,7 @@ class BatchPlans:
             plan.build(self._frames(plan, shape))
             refusal = plan.refusal or plan.prune(self.columns)
             if refusal:
-                _log.debug(_PLANNED_ANEW, refusal)
-                self._keeps = False
-                self.close()
+                self._plan_anew(refusal)
                 return None
         return self._kept[shape.key]
 
@@ -298,8 +325,11 @@ class PlannedNow:
 
     def perform(self, frame: DataFrame, sink: str | None = None) -> None:
         """Run a frame now, as an action of the batch."""
-        frame.collect()
-        self.batch.ran(observed(frame.sparkSession, frame._jdf.queryExecution().observedMetrics()), sink)
+        execution = frame._jdf.queryExecution()
+        execution.executedPlan()  # else Spark plans in the action, whose time counts as that of tasks
+        with self.batch.action():
+            frame.collect()
+        self.batch.ran(observed(frame.sparkSession, execution.observedMetrics()), sink)
 
 
 @dataclass(frozen=True)
@@ -444,10 +474,12 @@ class KeptPlan:
         values = value_text([make(assignment) for make in self._values])
         result = stage.template.fill(rows, tasks, values)
         if stage.result is None:
-            result.count()
+            with batch.action():
+                result.count()
         else:
             frame = batch.persist(frame_over(self._session, result, stage.columns))
             cached = cached_rows(frame)
-            cached.cacheBuilder().cachedColumnBuffers().count()
+            with batch.action():
+                cached.cacheBuilder().cachedColumnBuffers().count()
             self._rows[stage.result.number] = cached
         batch.ran(stage.template.observed(), stage.sink)

@@ -23,6 +23,7 @@ from penstock.errors import InternalError, UnavailableError
 from penstock.ids import secret_bytes
 from penstock.spark.event_times import METRIC
 from penstock.spark.tasks import Task
+from penstock.spark.versions import package_of_logs
 
 _TOKEN = int.from_bytes(secret_bytes(5))
 """Makes slots of this process unlike anything in a user's plan."""
@@ -38,14 +39,34 @@ TypedTask = tuple[Task, StructType]
 """A task with the columns of its results."""
 
 
-@cache
-def _templates(gateway: Any) -> Any:
-    """The Java object that makes templates. Its class is compiled once in each JVM."""
+def _compiled(gateway: Any, name: str) -> Any:
+    """The compiler of a Java class that lies beside this module, after its work."""
     jvm = gateway.jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-    compiler.cook(files(__package__).joinpath("PlanTemplate.java").read_text())
-    return compiler.getClassLoader().loadClass("penstock.PlanTemplate").newInstance()
+    source = files(__package__).joinpath(f"{name}.java").read_text()
+    compiler.cook(source.replace("STREAMING", package_of_logs(jvm)))
+    return compiler
+
+
+@cache
+def _templates(gateway: Any) -> Any:
+    """The Java object that makes templates. Its class is compiled once in each JVM."""
+    loader = _compiled(gateway, "PlanTemplate").getClassLoader()
+    return loader.loadClass("penstock.PlanTemplate").newInstance()
+
+
+@cache
+def plain_log(gateway: Any) -> str:
+    """The name of the Java class that writes a progress log as plain files. From now on, all of Spark finds it."""
+    package, jvm = package_of_logs(gateway.jvm), gateway.jvm
+    name = f"{package}.PlainLog"
+    neighbour = jvm.java.lang.Class.forName(f"{package}.CheckpointFileManager")
+    handles = jvm.java.lang.invoke.MethodHandles
+    handles.privateLookupIn(neighbour, handles.lookup()).defineClass(
+        _compiled(gateway, "PlainLog").getBytecodes()[name]
+    )
+    return name
 
 
 def _templates_of(session: SparkSession) -> Any:

@@ -9,14 +9,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.ids import CheckpointId, SparkBatch
 from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
@@ -24,16 +26,17 @@ from penstock.recovery.restart import Failure
 from penstock.recovery.start import Start, forget_working_files, make_coordinator
 from penstock.requests.job_actions import JobActions
 from penstock.run import run
-from penstock.run.assignment import Answer, Assignment
+from penstock.run.assignment import Answer
 from penstock.run.run import BatchUnderWay, Run
 from penstock.snapshot.mailbox import Address, Mailbox, Message, TaskFailed, places
 from penstock.snapshot.transfer import Room, in_background
 from penstock.spark.batch_plans import BatchPlans, BatchRun
-from penstock.spark.compiled import Compiled
+from penstock.spark.compiled import Compiled, with_settings
 from penstock.spark.event_times import NewestTimes
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, ownership_failure
 from penstock.spark.frames import merged_sources
 from penstock.spark.log_source import set_paces, when_caught_up
+from penstock.spark.plan_template import plain_log
 from penstock.spark.query_reports import WAITING, EmptyBatches, IdleCheck, SourceRowCounts, in_group, waits
 from penstock.spark.tasks import SparkExecutor
 from penstock.status.observer import Observer
@@ -44,6 +47,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
+LONGEST_START_MS = 10_000
+_one_start = threading.Lock()
+"""Held while a session has a setting for the query that starts: another start would restore the wrong one."""
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 TICK_PAUSE_S = 0.25
@@ -92,8 +99,8 @@ class QueryRun:
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
         self._input_rows = SourceRowCounts(after=start.plan.last_read, numbers=spec.source_numbers)
-        self._batch_of: dict[SparkBatch, CheckpointId] = {}
-        """Our number of a batch by Spark's number, for batches on which Spark has not reported yet."""
+        self._unreported: dict[SparkBatch, tuple[CheckpointId, dict[str, float]]] = {}
+        """Our number of a batch and our phases by Spark's number, for batches on which Spark has not reported yet."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.plan.claim, on_failure=self._fail)
         self._run = Run(
             spec,
@@ -222,14 +229,23 @@ class QueryRun:
         )
         frames = [source.frame for source in self._job.graph.sources]
         if set_paces(frames, available_now=self._available_now):
-            query = writer.start()
+            query = self._started(writer)
             when_caught_up(query, self._caught_up.set)
             return query
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         elif self._job.trigger_s is not None:
             writer = writer.trigger(processingTime=f"{int(self._job.trigger_s * 1000)} milliseconds")
-        return writer.start()
+        return self._started(writer)
+
+    def _started(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query. Its sources, which Spark makes in the query's thread, find the writer of their logs in the user's session."""
+        session = self._compiled.session
+        with _one_start, with_settings(session, {LOG_WRITER: plain_log(session.sparkContext._gateway)}):
+            query = writer.start()
+            with suppress(Exception):  # a failure ends the query, and is found when it is watched
+                query._jsq.streamingQuery().awaitInitialization(LONGEST_START_MS)
+        return query
 
     def _watch(self, query: StreamingQuery) -> None:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
@@ -264,8 +280,9 @@ class QueryRun:
         """Count the rows that Spark reports. Returns whether all completed batches are counted, or a failure makes counting pointless."""
         if self._failure is None and not self._input_rows.knows(self._read):
             for account in self._input_rows.read(query):
-                batch = self._batch_of.pop(account.read, self._run.next_batch)
-                self._observer.rows_read(batch, account.sources, account.took)
+                batch, phases_ms = self._unreported.pop(account.read, (self._run.next_batch, {}))
+                took = replace(account.took, phases_ms=account.took.phases_ms | phases_ms)
+                self._observer.rows_read(batch, account.sources, took, self._plans.planned_anew)
         return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
@@ -366,24 +383,28 @@ class QueryRun:
             if self._closed or self._failure is not None:
                 return  # Spark notes the batch as done in the log of this run, which no later run reads
             self._silence.broken()
-            read = SparkBatch(number)
-            self._batch_of[read] = self._run.next_batch
-            self._run_batch(frame, partial(self._run.begin_batch, read, planned_us=planned_us), read)
+            read, batch = SparkBatch(number), self._run.next_batch
+            begin = partial(self._run.begin_batch, read, planned_us=planned_us)
+            self._unreported[read] = batch, self._run_batch(frame, begin, read)
             self._read = read
 
-    def _run_batch(self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: int) -> None:
-        """Run one batch; the caller holds the batch lock. Raises `BatchFailedError`, and keeps the failure itself.
+    def _run_batch(
+        self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: int
+    ) -> dict[str, float]:
+        """Run one batch; the caller holds the batch lock. Returns its phases. Raises `BatchFailedError`, and keeps the failure itself.
 
         `place` is the same when the same rows are read again: it is Spark's number, which does not count ticks.
         """
-        number = self._run.next_batch
+        number, watch = self._run.next_batch, Stopwatch()
         try:
             batch = begin(self._mailbox.address)
-            newest = NewestTimes.of(self._spec, batch)
-            answers = self._perform(frame, batch.assignment, newest)
+            executor = SparkExecutor.of(frame.sparkSession, self._mailbox.address)
+            work = BatchRun(frame, batch.assignment, executor, NewestTimes.of(self._spec, batch))
+            answers = self._perform(work)
             if self._run.is_hopeless:  # the batch was about to be cancelled, and Spark finished first
                 raise BatchFailedError(number)  # noqa: TRY301 - as if Spark had raised it
-            self._run.end_batch(batch, answers, newest.found)
+            self._run.end_batch(batch, answers, work.times.found)
+            return work.phases_ms(watch, answers)
         except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark gets a short error
             if self._failure is None:
                 self.met = Failure(place, cause_of(error, self._run.task_failure))
@@ -412,10 +433,8 @@ class QueryRun:
                 warned = True
             self._stopping.wait(POLL_S)
 
-    def _perform(self, frame: DataFrame, assignment: Assignment, newest: NewestTimes) -> list[Answer]:
-        executor = SparkExecutor.of(frame.sparkSession, self._mailbox.address)
-        batch = BatchRun(frame, assignment, executor, newest)
+    def _perform(self, work: BatchRun) -> list[Answer]:
         try:
-            return self._plans.run(batch)
+            return self._plans.run(work)
         finally:
-            batch.release()
+            work.release()

@@ -30,6 +30,7 @@ __all__ = [
     "arrow_schema",
     "arrow_type",
     "hashed_to",
+    "package_of_logs",
     "partition_by_number",
     "refuse_untested",
     "repartitioned",
@@ -49,6 +50,14 @@ def refuse_untested(version: str) -> None:
             version=version,
             tested=TESTED,
         )
+
+
+def package_of_logs(jvm: Any) -> str:
+    """The Java package of the classes that write the progress log of a query; 4.0 has another one."""
+    package = "org.apache.spark.sql.execution.streaming"
+    newer = f"{package}.checkpointing"
+    found = jvm.org.apache.spark.util.Utils.classIsLoadable(f"{newer}.CheckpointFileManager")
+    return newer if found else package
 
 
 # ── PySpark's types as Arrow's: the name of an argument ────────────────────────────────────────────

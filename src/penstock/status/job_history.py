@@ -28,7 +28,7 @@ from penstock.status.events import (
     SinkUp,
 )
 from penstock.status.live import Progress, SinkLive
-from penstock.status.make_events import subtask_times
+from penstock.status.make_events import checkpoint_completed
 from penstock.status.view import (
     CheckpointStatus,
     CheckpointSummary,
@@ -149,29 +149,8 @@ def _completed(event: CheckpointCompleted) -> CheckpointView:
 
 def of_metadata(completed: Completed) -> CheckpointView:
     """One that the journal does not know, or does not know any more: what its metadata says."""
-    reports = completed.subtasks
-    return CheckpointView(
-        checkpoint=completed.checkpoint,
-        run=completed.run,
-        status=CheckpointStatus.COMPLETED,
-        triggered_at=completed.triggered_at,
-        completed_at=completed.completed_at,
-        stored_at=completed.completed_at,
-        barrier_at=completed.barrier_at,
-        duration_ms=completed.duration_ms,
-        batch_ms=max(0.0, completed.barrier_at - completed.triggered_at) * 1000
-        if completed.barrier_at
-        else 0.0,
-        alignment_ms=max((one.alignment_ms for one in reports), default=0.0),
-        sync_ms=max((one.sync_ms for one in reports), default=0.0),
-        async_ms=max((one.async_ms for one in reports), default=0.0),
-        state_bytes=completed.state_bytes,
-        new_bytes=completed.new_bytes,
-        transactions=len(completed.transactions),
-        subtasks=tuple(subtask_times(one) for one in reports),
-        subtasks_in_all=len(reports),
-        acknowledged=len(reports),
-    )
+    at = completed.completed_at
+    return _completed(checkpoint_completed(completed, at=at, complete_s=0.0, rows=0, wanted=False))
 
 
 def _failed(event: CheckpointFailed) -> CheckpointView:

@@ -77,6 +77,17 @@ MOST_BATCHES = 40
 """The number of recent batches that are reported one by one."""
 
 
+BATCH_PHASES = {
+    "look": ("latestOffset", "getBatch"),
+    "plan": ("queryPlanning", "plan"),
+    "tasks": ("tasks",),
+    "state": ("state",),
+    "barrier": ("barrier",),
+    "log": ("walCommit", "commitOffsets", "commitBatch"),
+}
+"""The phases of a batch, each with the names under which it is measured. Those of Penstock are parts of Spark's `addBatch`."""
+
+
 class BatchLive(msgspec.Struct, frozen=True, array_like=True):
     """A batch that read rows, as Spark reports it."""
 
@@ -91,7 +102,18 @@ class BatchLive(msgspec.Struct, frozen=True, array_like=True):
     processed_per_s: float = 0.0
     """How fast they were processed: over the time that the batch took."""
     phases_ms: dict[str, float] = {}
-    """By Spark's names: `latestOffset`, `queryPlanning`, `addBatch`, ..."""
+    """By Spark's names, such as `queryPlanning` and `addBatch`, and by Penstock's for parts of `addBatch`; see `BATCH_PHASES`."""
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The phases in milliseconds, which add up to the duration. `tasks` is without `state`, `other` is the rest."""
+        found = {
+            phase: sum(self.phases_ms.get(name, 0.0) for name in names)
+            for phase, names in BATCH_PHASES.items()
+        }
+        found["state"] = min(found["state"], found["tasks"])
+        found["tasks"] -= found["state"]
+        return {**found, "other": max(0.0, self.seconds * 1000 - sum(found.values()))}
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +176,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that were processed again after all of them."""
     recent_batches: tuple[BatchLive, ...] = ()
     """Newest first."""
+    planned_anew: str = ""
+    """Why Spark plans every batch anew; '' if it fills a plan that is made once."""
     pending: tuple[PendingLive, ...] = ()
     sources: dict[str, SourceLive] = {}
     operators: dict[str, OperatorLive] = {}

@@ -19,7 +19,7 @@ from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.operators.state.timers import microseconds
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
-from penstock.snapshot.mailbox import MergeDone
+from penstock.snapshot.mailbox import MergeDone, RepeatedTask
 from penstock.state.handle import StateHandle
 from penstock.status import make_events
 from penstock.status.events import (
@@ -86,6 +86,10 @@ class Observer(CheckpointListener):
     def _update(self, **changes: Any) -> None:
         """Change the progress; the caller holds the lock."""
         self.progress = replace(self.progress, **changes)
+
+    def _tell_now(self, kind: Callable[..., Event], **facts: Any) -> None:
+        """Report an event of the current run that happens at this moment."""
+        self._tell(kind(at=self._clock.wall(), run=self.progress.run, **facts))
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────
 
@@ -198,48 +202,38 @@ class Observer(CheckpointListener):
     def ended(self, how: str, error: BaseException | None) -> None:
         """The last run has ended."""
         progress = self.progress
-        self._tell(
-            JobEnded(
-                at=self._clock.wall(),
-                run=progress.run,
-                how=how,
-                error="" if error is None else type(error).__name__,
-                why="" if error is None else make_events.text_of(make_events.error_text(error)),
-                batches=progress.batches,
-                rows_in=progress.rows_in,
-                checkpoint=progress.checkpoint,
-            )
+        self._tell_now(
+            JobEnded,
+            how=how,
+            error="" if error is None else type(error).__name__,
+            why="" if error is None else make_events.text_of(make_events.error_text(error)),
+            batches=progress.batches,
+            rows_in=progress.rows_in,
+            checkpoint=progress.checkpoint,
         )
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────
 
     def asked(self, request_id: str, request: Request) -> None:
         """The job has accepted a request."""
-        now, run = self._clock.wall(), self.progress.run
-        self._tell(
-            Asked(at=now, run=run, request=request_id, what=request.kind, by=make_events.text_of(request.by))
-        )
+        self._tell_now(Asked, request=request_id, what=request.kind, by=make_events.text_of(request.by))
 
     def answered(self, request_id: str, request: Request, done: Done) -> None:
         """The job has answered a request."""
-        self._tell(
-            Answered(
-                at=self._clock.wall(),
-                run=self.progress.run,
-                request=request_id,
-                what=request.kind,
-                by=make_events.text_of(request.by),
-                ok=done.ok,
-                error=make_events.text_of(done.error),
-                checkpoint=done.facts.get("checkpoint", -1),
-                folder=done.facts.get("savepoint", ""),
-            )
+        self._tell_now(
+            Answered,
+            request=request_id,
+            what=request.kind,
+            by=make_events.text_of(request.by),
+            ok=done.ok,
+            error=make_events.text_of(done.error),
+            checkpoint=done.facts.get("checkpoint", -1),
+            folder=done.facts.get("savepoint", ""),
         )
 
     def savepoint_made(self, checkpoint: int, folder: str, took_s: float) -> None:
         """A savepoint was completed: report it."""
-        now, run = self._clock.wall(), self.progress.run
-        self._tell(SavepointMade(at=now, run=run, checkpoint=checkpoint, folder=folder, took_s=took_s))
+        self._tell_now(SavepointMade, checkpoint=checkpoint, folder=folder, took_s=took_s)
 
     # ── batches ────────────────────────────────────────────────────────────────────────────────
 
@@ -285,38 +279,31 @@ class Observer(CheckpointListener):
             )
             first_since_s, self._first_batch_since_s = self._first_batch_since_s, None
         if first_since_s is not None:
-            took_s = self._clock.monotonic() - first_since_s
-            self._tell(FirstBatch(at=now, run=self.progress.run, batch=batch, took_s=took_s))
+            self._tell_now(FirstBatch, batch=batch, took_s=self._clock.monotonic() - first_since_s)
 
-    def tasks_repeated(
-        self,
-        batch: int,
-        operator: str,
-        *,
-        subtasks: Sequence[int],
-        attempts: int,
-        why: str,
-        batches_before: int = 0,
-    ) -> None:
-        """A batch succeeded after Spark had repeated some of its tasks. The arguments are the fields of `TasksRepeated`."""
-        event = TasksRepeated(
-            at=self._clock.wall(),
-            run=self.progress.run,
-            batch=batch,
-            operator=operator,
-            subtasks=tuple(subtasks[:MOST_SUBTASKS]),
-            attempts=attempts,
-            why=make_events.text_of(why),
-            batches_before=batches_before,
-        )
+    def tasks_repeated(self, one: RepeatedTask) -> None:
+        """A batch succeeded after Spark had repeated some of its tasks."""
+        why = make_events.text_of(one.why)
         _log.warning(
             "batch %s is done after %s attempts of tasks of %s: %s",
-            *(event.batch, event.attempts, event.operator, event.why or "one ended without an error message"),
+            *(one.batch, one.attempts, one.uid, why or "one ended without an error message"),
         )
-        self._tell(event)
+        self._tell_now(
+            TasksRepeated,
+            batch=one.batch,
+            operator=one.uid,
+            subtasks=one.subtasks[:MOST_SUBTASKS],
+            attempts=one.attempts,
+            why=why,
+            batches_before=one.batches_before,
+        )
 
     def rows_read(
-        self, batch: int, sources: Mapping[str, SourceAccount], took: BatchLive | None = None
+        self,
+        batch: int,
+        sources: Mapping[str, SourceAccount],
+        took: BatchLive | None = None,
+        planned_anew: str = "",
     ) -> None:
         """Spark has reported the input of a batch. `took`: its durations, without its number and time."""
         rows, now = sum(one.rows for one in sources.values()), self._clock.wall()
@@ -335,7 +322,8 @@ class Observer(CheckpointListener):
                     looked_at=now,
                     position=one.position,
                 )
-            self._update(rows_in=progress.rows_in + rows, sources=found, recent_batches=recent)
+            rows_in = progress.rows_in + rows
+            self._update(rows_in=rows_in, sources=found, recent_batches=recent, planned_anew=planned_anew)
             if batch > progress.checkpoint:
                 self._count_unsafe_rows({**self._rows, batch: self._rows.get(batch, 0) + rows})
 
@@ -430,12 +418,9 @@ class Observer(CheckpointListener):
             since = self._completed.get(completed.checkpoint)
             self._completed = {one: at for one, at in self._completed.items() if one > completed.checkpoint}
         if since is not None:
-            took_ms = round((now - since) * 1000, 3)
-            self._tell(
-                CheckpointCommitted(
-                    at=now, run=completed.run, checkpoint=completed.checkpoint, commit_ms=max(0.0, took_ms)
-                )
-            )
+            commit_ms = max(0.0, round((now - since) * 1000, 3))
+            one, run = completed.checkpoint, completed.run
+            self._tell(CheckpointCommitted(at=now, run=run, checkpoint=one, commit_ms=commit_ms))
 
     def given_up(self, announced: Announce) -> None:
         """A checkpoint has failed: count it and report it."""
@@ -446,13 +431,12 @@ class Observer(CheckpointListener):
     def sink_down(self, sink: str, why: str, waiting: int) -> None:
         """The commits of a sink fail, and are retried."""
         self._set_down(sink, why)
-        now, run = self._clock.wall(), self.progress.run
-        self._tell(SinkDown(at=now, run=run, sink=sink, why=make_events.text_of(why), waiting=waiting))
+        self._tell_now(SinkDown, sink=sink, why=make_events.text_of(why), waiting=waiting)
 
     def sink_up(self, sink: str, down_s: float) -> None:
         """The sink accepts commits again."""
         self._set_down(sink, "")
-        self._tell(SinkUp(at=self._clock.wall(), run=self.progress.run, sink=sink, down_s=down_s))
+        self._tell_now(SinkUp, sink=sink, down_s=down_s)
 
     def _set_down(self, sink: str, why: str) -> None:
         with self._lock:

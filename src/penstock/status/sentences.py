@@ -88,28 +88,17 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
         case RunStarted():
             return _said(event, Tone.BUSY, _started(event))
         case FirstBatch():
-            return _said(
-                event,
-                Tone.GOOD,
-                f"The first batch of run {event.run}, batch {event.batch}, finished after {lasted(event.took_s)}.",
-            )
+            text = f"The first batch of run {event.run}, batch {event.batch}, finished after {lasted(event.took_s)}."
+            return _said(event, Tone.GOOD, text)
         case CheckpointCompleted():
             return _said(event, Tone.GOOD, _completed(event), routine=True)
         case CheckpointCommitted():
             text = f"The output of checkpoint {event.checkpoint} is visible, {milliseconds(event.commit_ms)} later."
             return _said(event, Tone.GOOD, text, routine=True)
         case CheckpointFailed():
-            counts = (
-                "It counts against tolerable_failures."
-                if event.counts
-                else "It does not count against tolerable_failures."
-            )
-            return _said(
-                event,
-                Tone.WARNING,
-                f"Checkpoint {event.checkpoint} failed: {event.text}. {counts}",
-                event.detail,
-            )
+            counts = f"It {'counts' if event.counts else 'does not count'} against tolerable_failures."
+            text = f"Checkpoint {event.checkpoint} failed: {event.text}. {counts}"
+            return _said(event, Tone.WARNING, text, event.detail)
         case RunFailed():
             return _said(event, Tone.BAD, _failed(event), event.decision)
         case JobEnded():
@@ -117,19 +106,11 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
         case TasksRepeated():
             return _said(event, Tone.WARNING, _repeated(event), event.why)
         case SavepointMade():
-            return _said(
-                event,
-                Tone.GOOD,
-                f"A savepoint of checkpoint {event.checkpoint} was made in {lasted(event.took_s)}.",
-                event.folder,
-            )
+            text = f"A savepoint of checkpoint {event.checkpoint} was made in {lasted(event.took_s)}."
+            return _said(event, Tone.GOOD, text, event.folder)
         case SavepointDeleted():
-            return _said(
-                event,
-                Tone.WARNING,
-                f"{_who(event.by)} deleted a savepoint with {counted(event.files, 'file')}.",
-                event.folder,
-            )
+            text = f"{_who(event.by)} deleted a savepoint with {counted(event.files, 'file')}."
+            return _said(event, Tone.WARNING, text, event.folder)
         case Asked():
             return _said(event, Tone.BUSY, f"{_who(event.by)} requested: {event.what}.")
         case Answered():
@@ -137,37 +118,23 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             tone = Tone.GOOD if event.ok else Tone.BAD
             return _said(event, tone, text, event.error)
         case SinkDown():
-            return _said(
-                event,
-                Tone.BAD,
-                f"The sink {event.sink} does not take commits; {counted(event.waiting, 'transaction waits', 'transactions wait')}.",
-                event.why,
-            )
+            waiting = counted(event.waiting, "transaction waits", "transactions wait")
+            text = f"The sink {event.sink} does not take commits; {waiting}."
+            return _said(event, Tone.BAD, text, event.why)
         case SinkUp():
-            return _said(
-                event, Tone.GOOD, f"The sink {event.sink} takes commits again, after {lasted(event.down_s)}."
-            )
+            text = f"The sink {event.sink} takes commits again, after {lasted(event.down_s)}."
+            return _said(event, Tone.GOOD, text)
         case ProcessDied():
-            next_is = (
-                f"It is started again in {lasted(event.delay_s)}."
-                if event.restarts
-                else "It is not started again."
-            )
-            return _said(
-                event, Tone.BAD, f"The driver (pid {event.pid}) ended: {event.how}. {next_is}", event.decision
-            )
+            again = f"started again in {lasted(event.delay_s)}" if event.restarts else "not started again"
+            text = f"The driver (pid {event.pid}) ended: {event.how}. It is {again}."
+            return _said(event, Tone.BAD, text, event.decision)
         case ProcessStarted():
-            return _said(
-                event,
-                Tone.BUSY,
-                f"The supervisor started the program (pid {event.pid}), attempt {event.attempt}.",
-            )
+            text = f"The supervisor started the program (pid {event.pid}), attempt {event.attempt}."
+            return _said(event, Tone.BUSY, text)
         case Lost():
-            return _said(
-                event,
-                Tone.WARNING,
-                f"{counted(event.events, 'event')} could not be written: storage did not accept them in time.",
-            )
+            lost = counted(event.events, "event")
+            text = f"{lost} could not be written: storage did not accept them in time."
+            return _said(event, Tone.WARNING, text)
 
 
 def sentences(events: Sequence[Event], failures: Sequence[FailureView]) -> list[Sentence]:

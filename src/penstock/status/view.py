@@ -269,6 +269,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return next(completed, None)
 
     @property
+    def last_commit_ms(self) -> float:
+        """How long the commit of the last committed checkpoint took; 0 if none is known."""
+        return next((one.commit_ms for one in self.checkpoints if one.committed_at), 0.0)
+
+    @property
     def restarts(self) -> int:
         """How often it was begun again after a failure, or after its process died, as far as is known."""
         known = sum(failure.tried_again for failure in self.failures)

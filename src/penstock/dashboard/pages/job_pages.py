@@ -21,7 +21,6 @@ from penstock.dashboard.pages.timings import (
     Mark,
     Phase,
     bar,
-    batch_phases,
     full_bar_ms,
     rates,
     side_by_side,
@@ -37,7 +36,6 @@ from penstock.savepoint.contents import Contents
 from penstock.status.events import SavepointMade
 from penstock.status.health import Tone, Verdict, by_need, concerns, verdict
 from penstock.status.job_history import grouped
-from penstock.status.live import BatchLive
 from penstock.status.sentences import collapsed, outcome_sentence, sentences
 from penstock.status.stored_state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
 from penstock.status.view import (
@@ -163,14 +161,8 @@ def checkpoints(view: JobView, frame: PageFrame, *, page: int = 1) -> str:
 def checkpoint(view: JobView, one: CheckpointView, frame: PageFrame) -> str:
     """One checkpoint: its time line, and every subtask."""
     line = timeline(one, view.now)
-    at = next(
-        (
-            n
-            for n, other in enumerate(view.checkpoints)
-            if (other.checkpoint, other.run) == (one.checkpoint, one.run)
-        ),
-        None,
-    )
+    places = {(other.checkpoint, other.run): n for n, other in enumerate(view.checkpoints)}
+    at = places.get((one.checkpoint, one.run))
     slow = slow_subtasks(one.subtasks)
     placed = _placed(line.marks)
     return _of_job(
@@ -221,17 +213,12 @@ _WORD_WIDTH = 9.0
 """The width of the name of a mark, in percent of the timeline."""
 
 
-class _BatchRow(msgspec.Struct, frozen=True):
-    one: BatchLive
-    bar: tuple[Phase, ...]
-    phases: tuple[Phase, ...]
-
-
 def batches(view: JobView, frame: PageFrame) -> str:
     """The newest batches: input rate, processing rate, and where the time went."""
     found = view.live.recent_batches if view.live else ()
     full_ms = max((one.seconds for one in found), default=0.0) * 1000
-    rows = [_BatchRow(one, side_by_side(batch_phases(one), full_ms), batch_phases(one)) for one in found]
+    phases = [tuple(Phase(name, ms) for name, ms in one.phases.items()) for one in found]
+    rows = [(one, of, side_by_side(of, full_ms)) for one, of in zip(found, phases, strict=True)]
     seconds = sum(one.seconds for one in found)
     return _of_job(
         "batches.html",

@@ -14,7 +14,6 @@ from statistics import median
 import msgspec
 
 from penstock.status.events import SubtaskTimes
-from penstock.status.live import BatchLive
 from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 from penstock.wording import duration
 
@@ -127,30 +126,13 @@ def took_ms(one: SubtaskTimes) -> float:
 
 BATCH_LEGEND = (
     LabelledPhase("look", "Spark asked the sources for new data and made a batch of it"),
-    LabelledPhase("plan", "Spark planned its query"),
-    LabelledPhase("process", "operators and sinks: Penstock's part, including the Spark jobs that it runs"),
+    LabelledPhase("plan", "Spark planned the reading, and Penstock filled the plan of the job, or made it"),
+    LabelledPhase("tasks", "the actions of Spark: reading, shuffles, own code, writing into sinks"),
+    LabelledPhase("state", "in that time: how long the slowest subtask took to open and freeze its state"),
+    LabelledPhase("barrier", "after the tasks: the driver took their answers"),
     LabelledPhase("log", "Spark wrote its progress log"),
-    LabelledPhase("other", "the rest of the time"),
+    LabelledPhase("other", "the rest: calls between Spark and Python, and waiting for ticks and sinks"),
 )
-_OF_SPARK = {
-    "latestOffset": "look",
-    "getBatch": "look",
-    "queryPlanning": "plan",
-    "addBatch": "process",
-    "walCommit": "log",
-    "commitOffsets": "log",
-    "commitBatch": "log",
-}
-
-
-def batch_phases(one: BatchLive) -> tuple[Phase, ...]:
-    """The phases of a batch; they add up to its duration."""
-    found = dict.fromkeys((label.name for label in BATCH_LEGEND), 0.0)
-    for name, ms in one.phases_ms.items():
-        if name in _OF_SPARK:
-            found[_OF_SPARK[name]] += ms
-    found["other"] = max(0.0, one.seconds * 1000 - sum(found.values()))
-    return tuple(Phase(name, ms) for name, ms in found.items())
 
 
 class Point(msgspec.Struct, frozen=True):
