@@ -27,7 +27,7 @@ BOUNDS = {
     "modules that know lookup": 4,
     "modules that know window": 17,
     "modules": 355,
-    "lines of code": 58_790,
+    "lines of code": 58_800,
     "modules under 40 lines of code": 37,
     "modules imported by one module only": 46,
     "public class names with two meanings": 2,

@@ -101,10 +101,9 @@ class HdfsStorage(Storage):
 
     @override
     def upload(self, local: Path, name: str) -> None:
-        path = self._path(name)
+        self._path(name)  # is refused before anything is read
         if not local.is_file():
             raise no_local_file(name, local)
-        assert path
         with local.open("rb") as file:
             self._appear("upload", name, iter(lambda: file.read(PART_BYTES), b""))
 

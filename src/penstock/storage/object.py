@@ -45,6 +45,8 @@ PART_BYTES = 8 * 1024 * 1024
 MOST_PARTS = 5_000
 """S3 allows 10,000."""
 PARALLEL = 8
+MOST_VERSIONS = 20
+"""How often an object may be replaced while it is downloaded."""
 LISTED_AT_ONCE = 1_000
 DELETED_AT_ONCE = 1_000
 CONNECT_TIMEOUT = timedelta(seconds=5)
@@ -297,11 +299,13 @@ def is_plain_http(environ: Mapping[str, str]) -> bool:
 
 def _fetch(client: Client, key: str, to: Path) -> None:
     """Write one version of an object to a local file."""
-    while True:
+    for left in reversed(range(MOST_VERSIONS)):
         try:
             return _fetch_version(client, key, to)
-        except client.obstore.exceptions.PreconditionError:
-            continue  # it was replaced between two ranges
+        except client.obstore.exceptions.PreconditionError:  # it was replaced between two ranges
+            if not left:
+                raise
+    raise AssertionError("there is a last version")
 
 
 def _fetch_version(client: Client, key: str, to: Path) -> None:
