@@ -18,7 +18,7 @@ SPARKS := .spark-versions
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all lint types bench chaos docs pictures docs-site clean flink-client oldest-spark test-spark-versions
+.PHONY: help setup demo check test test-all lint types bench chaos docs pictures docs-site clean flink-client oldest-spark s3-server test-spark-versions
 
 help:  ## show this list
 	@echo "penstock: make <target> [ARGS='...']"
@@ -37,7 +37,7 @@ test: lint types  ## lint, types and every kind of test, fewer cases of some: wh
 	@echo "test: pytest; its last lines say what is left to make test-all and make chaos"
 	@$(BIN)/python -m pytest -q -n 3 --durations=20 --tier test $(ARGS)
 
-test-all: oldest-spark flink-client lint types  ## lint, types and all tests but the long chaos runs
+test-all: oldest-spark flink-client s3-server lint types  ## lint, types and all tests but the long chaos runs
 	@echo "test-all: pytest; its last lines say what is left to make chaos"
 	@$(BIN)/python -m pytest -q -n 3 --durations=20 --tier all $(ARGS)
 
@@ -48,6 +48,10 @@ oldest-spark: $(READY)
 # Tests run Flink's own command line and pages. Its jars, 329 MB to fetch once, come beside the others; the tests wait for them.
 flink-client: $(READY)
 	@mkdir -p $(SPARKS); nice $(BIN)/python tests/services/flink_client.py >$(SPARKS)/flink-client.log 2>&1 &
+
+# Tests use a real S3 server. Go builds it, some minutes once, beside the others; without Go they use a simpler one.
+s3-server: $(READY)
+	@mkdir -p $(SPARKS); nice $(BIN)/python tests/services/s3_server.py >$(SPARKS)/s3-server.log 2>&1 &
 
 test-spark-versions: $(READY)  ## run the tests on Spark in an environment for each version (SPARK=4.0: on one), and print a table
 	@$(BIN)/python tests/services/spark_versions.py test $(SPARK) $(if $(ARGS),--pytest $(ARGS))

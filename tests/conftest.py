@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from services.flink import Flink
     from services.kafka_broker import KafkaBroker
     from services.redis_process import Server
+    from services.s3_server import S3Server
 
 RAM_DISK = Path("/dev/shm")
 ROOM_BYTES = 12 << 30
@@ -136,6 +137,41 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One S3 server for the run; skips, with the reason, where there is none and none can be fetched."""
+    from services.s3_server import NoServerError, running
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running())
+        except NoServerError as missing:
+            pytest.skip(f"S3: no server to test with: {missing}")
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, with its address and keys in the environment."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an HDFS for the run; skips, with the reason, where there is none and none can be fetched."""
+    from services.hdfs_process import CannotStartError, running
+    from services.maven import JarsMissingError
+
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(running(tmp_path_factory.mktemp("hdfs")))
+        except (CannotStartError, JarsMissingError) as missing:
+            pytest.skip(f"HDFS: no name node to test with: {missing}")
+        yield address
 
 
 @pytest.fixture(scope="session")

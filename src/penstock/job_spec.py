@@ -66,6 +66,8 @@ class JobSpec:
     """For each operator with windows in event time, how long they are kept after they have closed."""
     replayable: Sequence[bool] = ()
     """At most once: for each streaming source whether it can replay."""
+    log_place: Storage | None = None
+    """Where Spark's progress logs lie; None: in `storage`. See `place_of_log`."""
     shows_rows: bool = True
     """Whether messages about failures may contain values of rows."""
 

@@ -13,7 +13,7 @@ from simulations import workload, world
 from penstock.config import Mode
 from penstock.recovery.restore_plan import RestorePlan
 from penstock.testing.simulation import Fate, Intervention, Violation, random_workload
-from penstock.testing.simulation.workload import SinkKind
+from penstock.testing.simulation.workload import SinkKind, on_an_object_store
 from services.tiers import share
 
 SEED = os.environ.get("PENSTOCK_SEED")
@@ -29,6 +29,7 @@ TIMER_SEEDS = share(30)
 SAVED_SEEDS = share(18)
 READER_SEEDS = share(12)
 WANTED_SEEDS = share(12)
+OBJECT_SEEDS = share(60)
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -99,6 +100,13 @@ def test_who_wants_a_checkpoint_gets_it(seed: int) -> None:
     live(seed, wants=1.0, checkpoint=replace(drawn.checkpoint, interval=interval), intervals_s=())
 
 
+@pytest.mark.parametrize("seed", SEEDS[:OBJECT_SEEDS])
+def test_an_object_store_that_loses_answers(seed: int) -> None:
+    """Creates are conditional puts whose answers are lost, and Spark's log goes with the driver's machine; the promise is kept."""
+    drawn = on_an_object_store(random_workload(seed), seed)
+    live(seed, object_store=True, lost_answers=drawn.lost_answers)
+
+
 def live(seed: int, **changed: object) -> None:
     job = msgspec.structs.replace(random_workload(seed), **changed)
     with world(job, seed) as simulated:
@@ -136,6 +144,7 @@ def test_many_seeds(capsys: pytest.CaptureFixture[str]) -> None:
             live(seed)
             if seed % 10 == 0:
                 live(seed, savepoints=True, interventions=(), modes=())
+                live(seed, object_store=True, lost_answers=0.3)
         except (Violation, Exception) as error:  # noqa: BLE001 - all of them are told
             broken[seed] = f"{type(error).__name__}: {error}"
         if (seed + 1) % TELL_EVERY == 0:

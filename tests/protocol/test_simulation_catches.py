@@ -55,7 +55,7 @@ from penstock.state.backends import fetch
 from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
 from penstock.state.local_files import HashedFiles
-from penstock.storage import Storage
+from penstock.storage import Storage, exclusive_create
 from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
 from penstock.testing.simulation import world as simulated_world
 from penstock.testing.simulation.workload import SinkKind
@@ -409,6 +409,29 @@ def share_one_progress_log(patch: Patch) -> None:
 def decide_again_where_to_begin(patch: Patch) -> None:
     patch.setattr(Reading, "_keep_start", lambda self: None)
     patch.setattr(SourceLog, "take_up", lambda self, folder, numbers: None)
+
+
+LOSES_ANSWERS: dict[str, Any] = {"object_store": True, "lost_answers": 0.6, "troubled_runs": 4}
+"""The answers to conditional puts get lost."""
+
+
+@mutation(**LOSES_ANSWERS)
+def believe_a_store_that_says_the_name_exists(patch: Patch) -> None:
+    """No read-back: an object that is there is taken for that of another creator."""
+    own = exclusive_create._is_mine
+    patch.setattr(exclusive_create, "_is_mine", lambda *call: None if own(*call) is None else False)
+
+
+@mutation(first_seed=15, **LOSES_ANSWERS)
+def believe_that_an_object_is_ones_own(patch: Patch) -> None:
+    own = exclusive_create._is_mine
+    patch.setattr(exclusive_create, "_is_mine", lambda *call: None if own(*call) is None else True)
+
+
+@mutation(object_store=True, troubled_runs=4)
+def begin_a_batch_before_its_start_is_recorded(patch: Patch) -> None:
+    """Spark's log is lost with the machine, and with it where the sources began."""
+    patch.setattr(Reading, "_keep_start", lambda self: None)
 
 
 OTHER_SOURCES: dict[str, Any] = {

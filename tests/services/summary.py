@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-NAMES = ("PostgreSQL", "MariaDB", "Kafka", "Redis", "Flink", "Chromium")
+NAMES = ("PostgreSQL", "MariaDB", "Kafka", "Redis", "S3", "HDFS", "Flink", "Chromium")
 _LONGEST_REASON = 160
 _versions: dict[str, str] = {}
 

@@ -17,7 +17,17 @@ from services import dealing
 SLOW_S = 2.0
 """A unit test module that took longer, in `seconds.json`, is not in `make check`."""
 SERVERS = frozenset(
-    ("spark", "postgres_server", "mariadb_server", "redis_server", "kafka", "flink", "chromium")
+    (
+        "spark",
+        "postgres_server",
+        "mariadb_server",
+        "redis_server",
+        "s3_server",
+        "hdfs_server",
+        "kafka",
+        "flink",
+        "chromium",
+    )
 )
 """Fixtures that start a program; tests with one of them are not in `make check`."""
 

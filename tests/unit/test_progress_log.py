@@ -12,8 +12,15 @@ from penstock.checkpoint.model import Barrier
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SparkBatch
 from penstock.ownership.claim import Descent
-from penstock.recovery.progress_log import ProgressLog, fill_progress_log, positions, without_positions
+from penstock.recovery.progress_log import (
+    ProgressLog,
+    fill_progress_log,
+    place_of_log,
+    positions,
+    without_positions,
+)
 from penstock.storage import LocalStorage
+from penstock.testing.virtual import VirtualStorage
 
 LAST = CheckpointId(4)
 
@@ -226,3 +233,37 @@ def test_notes_that_are_being_moved_are_found(tmp_path: Path) -> None:
     storage.then = move
     fill_progress_log(log(storage, 6), CheckpointId(-1), Barrier(), {"a": [0]})
     assert storage.get("spark/6/sources/0/0") == b"from here"
+
+
+def test_only_the_log_of_a_folder_lies_in_the_storage(tmp_path):
+    """Spark writes to a folder without being told how. For any other storage it writes to the driver's disk, under the job's identity."""
+    assert place_of_log(LocalStorage(tmp_path), tmp_path / "work", "views-1f") is None
+    place = place_of_log(VirtualStorage("s3://bucket/views"), tmp_path / "work", "views-1f")
+    assert isinstance(place, LocalStorage)
+    assert place.root == tmp_path / "work" / "progress" / "views-1f"
+
+
+def test_a_log_on_the_drivers_disk_is_made_of_the_checkpoint_alone(storage):
+    """What lies there, also under the number of this run, is deleted and asked for nothing; nothing of the log is in the job's storage."""
+    disk = VirtualStorage("file:///disk")
+    for run in (1, 3):
+        disk.put(f"spark/{run}/offsets/9", b"of a job that was deleted")
+        disk.put(f"spark/{run}/undecided.json", b'{"a":[0],"b":[1,2]}')
+        disk.put(f"spark/{run}/sources/0/0", b"where that job began")
+    disk.put("spark/7/offsets/1", b"of a run that has taken over")
+    own = ProgressLog(storage, RunId(3), disk)
+    fill_progress_log(own, LAST, Barrier({}, entry("4")), UNDECIDED)
+    assert disk.names() == [
+        "spark/3/commits/4",
+        "spark/3/metadata",
+        "spark/3/offsets/3",
+        "spark/3/offsets/4",
+        "spark/7/offsets/1",
+    ]
+    assert storage.names() == []
+    assert own.location == "file:///disk/spark/3"
+    disk.put("spark/3/sources/0/0", b"file a")
+    kept = own.source_log().keep()
+    assert storage.names() == [kept[0].name]
+    fill_progress_log(ProgressLog(storage, RunId(4), disk), LAST, Barrier({}, entry("4"), kept))
+    assert disk.get("spark/4/sources/0/0") == b"file a"

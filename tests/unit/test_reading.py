@@ -11,12 +11,13 @@ from penstock.checkpoint.model import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.errors import UnavailableError
-from penstock.ids import CheckpointId, RunId, SparkBatch
-from penstock.recovery.progress_log import ProgressLog
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SparkBatch
+from penstock.recovery.progress_log import ProgressLog, fill_progress_log
 from penstock.recovery.started_batches import StartedBatch, last_started
 from penstock.run.reading import Reading
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
+from penstock.testing.virtual import VirtualStorage
 
 RUN = RunId(2)
 FIRST = CheckpointId(0)
@@ -31,9 +32,12 @@ def storage(tmp_path):
 
 
 def reading(
-    storage, mode: Mode = Mode.EXACTLY_ONCE, begun: StartedBatch | None = None
+    storage,
+    mode: Mode = Mode.EXACTLY_ONCE,
+    begun: StartedBatch | None = None,
+    log: ProgressLog | None = None,
 ) -> tuple[Reading, list[frozenset[str]]]:
-    log = ProgressLog(storage, RUN)
+    log = log or ProgressLog(storage, RUN)
     held: list[frozenset[str]] = []
     point = plan_of(job_spec(storage, streams={"clicks": 1, "two": 2}), (), begun, run=RUN)
     return Reading(
@@ -106,6 +110,25 @@ def test_a_source_that_decides_later_than_another_is_recorded_too(storage, monke
     barrier = begun_with(one)
     assert recorded(storage) == ["0/0", "1/0", "2/0"]
     assert held[-1] == barrier.files
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_where_sources_began_outlives_the_drivers_machine(storage, *, idle):
+    """It is in the job's storage before the first batch begins, and at the next look if there is none, wherever Spark's log lies."""
+    remote = VirtualStorage("s3://bucket/views")
+    log = ProgressLog(remote, RUN, storage)
+    one, _ = reading(remote, log=log)
+    if idle:
+        one.look_for_the_start()
+    else:
+        one.read(SparkBatch(FIRST))
+    storage.delete(storage.names())
+    assert recorded(remote) == ["0/0"]
+    begun = last_started(remote)
+    assert begun is not None
+    after = ProgressLog(remote, RunId(3), VirtualStorage("file:///another-machine"))
+    fill_progress_log(after, NO_CHECKPOINT, begun.barrier)
+    assert after.place.get("spark/3/sources/0/0") == b"began at 3"
 
 
 def test_what_an_earlier_run_recorded_of_the_start_is_added_to(storage):

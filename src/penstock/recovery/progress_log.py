@@ -1,4 +1,7 @@
-"""Spark's own record of a query's progress: `spark/<run>/` in the job's storage, made anew for every run. Driver.
+"""Spark's own record of a query's progress: `spark/<run>/`, made anew for every run. Driver.
+
+It lies in the job's storage if that is a folder that Spark can write to, and otherwise in the working folder of the driver's machine, where
+it can be lost at any time: see `place_of_log`.
 
 Spark writes `offsets/<n>` before batch n and `commits/<n>` after it. Penstock's checkpoint is the truth: a run fills an empty folder of its
 own with what the checkpoint says, and Spark finds there a query whose last batch is the checkpoint's. No two runs share a folder, so one
@@ -11,6 +14,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from uuid import NAMESPACE_URL, uuid5
 
@@ -22,7 +26,7 @@ from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import CheckpointId, RunId, SparkBatch
 from penstock.ownership.claim import ancestors, read_descents
-from penstock.storage import Storage
+from penstock.storage import LocalStorage, Storage
 
 COPIES = "state/_sources"
 """The folder of the copies, next to those of operators. No operator can have this name."""
@@ -42,6 +46,8 @@ class SourceLog:
     storage: Storage
     folder: str
     run: RunId
+    place: Storage | None = None
+    """Where Spark's log lies; None: in `storage`, as the copies do."""
     _copies: dict[str, SourceFile] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
     """The sources whose files from before this run are already in place, by Spark's number."""
@@ -49,13 +55,13 @@ class SourceLog:
     def bring_back(self, files: Iterable[SourceFile]) -> None:
         """Put the files that a checkpoint names where Spark looks for them."""
         for file in files:
-            self.storage.put(f"{self.folder}/{file.path}", self._checked(file))
+            self._place.put(f"{self.folder}/{file.path}", self._checked(file))
             self._copies[file.path] = file
             self._known.add(_source_of(file.path))
 
     def notes_of(self, folder: str) -> dict[str, bytes]:
         """The files that sources wrote in an earlier run, by path; raises `FileNotFoundError` if another run is deleting them."""
-        return {path: self.storage.get(f"{folder}/{path}") for path in self._paths(folder)}
+        return {path: self._place.get(f"{folder}/{path}") for path in self._paths(folder)}
 
     def take_up(self, found: Mapping[str, bytes], numbers: Mapping[str, str]) -> None:
         """Copy files of an earlier run for each source that has none yet. `numbers`: the current number of a source by its earlier one.
@@ -68,7 +74,7 @@ class SourceLog:
             notes = {path: data for path, data in found.items() if _source_of(path) == old}
             if new not in self._known and all(data.strip(b"\0") for data in notes.values()):
                 for path, data in notes.items():
-                    self.storage.put(f"{self.folder}/{new}/{path.partition('/')[2]}", data)
+                    self._place.put(f"{self.folder}/{new}/{path.partition('/')[2]}", data)
                 self._known.add(new)
 
     def keep(self) -> tuple[SourceFile, ...]:
@@ -80,13 +86,17 @@ class SourceLog:
         self._copies = {path: self._copies[path] for path in needed}
         return tuple(self._copies.values())
 
+    @property
+    def _place(self) -> Storage:
+        return self.storage if self.place is None else self.place
+
     def _paths(self, folder: str) -> list[str]:
         """The files of sources, without those of Hadoop, whose names begin with a dot."""
-        paths = (name.removeprefix(f"{folder}/") for name in self.storage.names(folder))
+        paths = (name.removeprefix(f"{folder}/") for name in self._place.names(folder))
         return [path for path in paths if not path.rpartition("/")[2].startswith(".")]
 
     def _copy(self, path: str) -> SourceFile:
-        data = self.storage.get(f"{self.folder}/{path}")
+        data = self._place.get(f"{self.folder}/{path}")
         name = f"{COPIES}/{self.run}-{path.replace('/', '-')}"
         self.storage.put(name, data)
         return SourceFile(path, name, len(data), xxhash.xxh3_64_hexdigest(data))
@@ -149,28 +159,40 @@ class ProgressLog:
     """The folder of one run."""
 
     storage: Storage
+    """Of the job: its history is there."""
     run: RunId
+    lies_in: Storage | None = None
+    """A folder of the driver's machine; None: the job's storage."""
+
+    @property
+    def place(self) -> Storage:
+        """Where the folder of this log is."""
+        return self.storage if self.lies_in is None else self.lies_in
+
+    @property
+    def is_disposable(self) -> bool:
+        """Whether it is lost with the driver's machine, so that nothing may be only here."""
+        return self.lies_in is not None
 
     @property
     def folder(self) -> str:
-        """The folder of this log in the job's storage."""
+        """The folder of this log in its place."""
         return f"{FOLDER}/{self.run}"
 
     @property
     def location(self) -> str:
         """Where Spark finds it. Hadoop takes what stands in a path as it is, so a local one must not be escaped."""
-        root = urlsplit(self.storage.uri)
-        return (
-            f"{f'file://{unquote(root.path)}' if root.scheme == 'file' else self.storage.uri}/{self.folder}"
-        )
+        uri = self.place.uri
+        root = urlsplit(uri)
+        return f"{f'file://{unquote(root.path)}' if root.scheme == 'file' else uri}/{self.folder}"
 
     def source_log(self) -> SourceLog:
         """The files that the sources of the query write for themselves."""
-        return SourceLog(self.storage, f"{self.folder}/sources", self.run)
+        return SourceLog(self.storage, f"{self.folder}/sources", self.run, self.lies_in)
 
     def entry(self, batch: SparkBatch) -> str:
         """Spark's record of where a batch ends, verbatim."""
-        return self.storage.get(f"{self.folder}/offsets/{batch}").decode()
+        return self.place.get(f"{self.folder}/offsets/{batch}").decode()
 
     def fill(self, last: SparkBatch, entry: str) -> None:
         """Write the log so that Spark takes `last` for its last batch, and for completed.
@@ -192,7 +214,7 @@ class ProgressLog:
         """The sources that `say_who_decides` recorded; none if the run ended before."""
         # a crash of the machine can leave it empty, as it can what sources note
         try:
-            return decoded(_UNDECIDED_SOURCES, self.storage.get(f"{self.folder}/{_UNDECIDED}"))
+            return decoded(_UNDECIDED_SOURCES, self.place.get(f"{self.folder}/{_UNDECIDED}"))
         except (
             FileNotFoundError,
             msgspec.DecodeError,
@@ -200,15 +222,30 @@ class ProgressLog:
             return {}
 
     def _put(self, name: str, text: str) -> None:
-        self.storage.put(f"{self.folder}/{name}", text.encode())
+        self.place.put(f"{self.folder}/{name}", text.encode())
 
     def earlier(self) -> dict[int, list[str]]:
         """What the folders of earlier runs hold, by run."""
         found: dict[int, list[str]] = {}
-        for match in map(_OF_A_RUN.fullmatch, self.storage.names(FOLDER)):
+        for match in map(_OF_A_RUN.fullmatch, self.place.names(FOLDER)):
             if match and int(match[1]) < self.run:
                 found.setdefault(int(match[1]), []).append(match[0])
         return found
+
+    def empty(self) -> None:
+        """Delete what another job of this name left here, before it was deleted and its runs were counted anew."""
+        self.place.delete(self.place.names(self.folder))
+
+
+def place_of_log(storage: Storage, working_folder: Path, owner: str) -> Storage | None:
+    """Where the progress logs of a job lie: None for its storage, if Spark can write there without being told how.
+
+    The working folder is named by the address of the storage, and `owner` by the identity that the job has drawn: no other job, and no
+    earlier one at the same address, has left anything there.
+    """
+    return (
+        None if urlsplit(storage.uri).scheme == "file" else LocalStorage(working_folder / "progress" / owner)
+    )
 
 
 def fill_progress_log(
@@ -221,12 +258,14 @@ def fill_progress_log(
     """Fill the progress log of a new run, so that Spark continues after batch `last_read`, at the barrier. Deletes those of earlier runs.
 
     Their content is in a checkpoint or in the record of started batches. One thing may be missing there: where a source chose to begin, in
-    a run that ended before its first batch. `undecided`: the sources without a position. `anew`: those among them whose position in
-    the checkpoint the user has discarded.
+    a run that ended before its first batch. A log that can be lost is not asked for it: the choice counts once it is recorded.
+    `undecided`: the sources without a position. `anew`: those among them whose position in the checkpoint the user has discarded.
     """
     earlier = log.earlier()
     sources = log.source_log()
-    undecided = undecided or {}
+    undecided = {} if log.is_disposable else undecided or {}
+    if log.is_disposable:
+        log.empty()
     sources.bring_back(barrier.source_log)
     if last_read >= 0:
         log.fill(SparkBatch(last_read), barrier.progress_log)
@@ -238,7 +277,7 @@ def fill_progress_log(
         log.say_who_decides(undecided)
     names = [name for names in earlier.values() for name in names]
     # The mark of completeness is written after the notes, and deleted before them.
-    log.storage.delete(sorted(names, key=lambda name: not name.endswith(_UNDECIDED)))
+    log.place.delete(sorted(names, key=lambda name: not name.endswith(_UNDECIDED)))
     return sources
 
 
@@ -252,7 +291,7 @@ def _left_by(
     """
     for _ in range(MOST_LOOKS):
         earlier = log.earlier()
-        runs = [ProgressLog(log.storage, RunId(run)) for run in sorted(earlier, reverse=True)]
+        runs = [ProgressLog(log.storage, RunId(run), log.lies_in) for run in sorted(earlier, reverse=True)]
         try:
             left = [(run.run, run.who_decides(), sources.notes_of(f"{run.folder}/sources")) for run in runs]
         except FileNotFoundError:

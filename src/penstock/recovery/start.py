@@ -106,7 +106,7 @@ def start_run(
         extra = about(operator=message.operator) if message.operator else None
         _log.log(message.level, "%s", message.text, extra=extra)
     on_restored(plan)
-    log = ProgressLog(spec.storage, plan.run)
+    log = ProgressLog(spec.storage, plan.run, spec.log_place)
     source_log = fill_progress_log(log, *plan.progress)
     local_dir = _begin_local_dir(spec, plan, randomness)
     handles = plan.state.handles

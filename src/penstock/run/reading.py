@@ -27,6 +27,8 @@ from penstock.recovery.started_batches import BarrierOverride, StartedBatch, rec
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+LOOK_ON_DISK_EVERY_S = 0.1
+"""A look at a log on the driver's own disk costs nothing, and what is found there may be lost at any time."""
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Reading:
         now = self.clock.monotonic()
         if self._start_is_known or now < self._next_look:
             return
-        self._next_look = now + LOOK_EVERY_S
+        self._next_look = now + (LOOK_ON_DISK_EVERY_S if self.log.is_disposable else LOOK_EVERY_S)
         try:
             with self._lock, self._own_log():
                 self._keep_start()
@@ -98,7 +100,7 @@ class Reading:
             yield
         except FileNotFoundError as gone:
             raise UnavailableError(
-                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is incomplete ({gone}): another run has "
+                f"Spark's progress log {self.log.folder} in {self.log.place.uri} is incomplete ({gone}): another run has "
                 "taken the job over, or the log was deleted",
                 folder=self.log.folder,
             ) from gone
@@ -142,7 +144,7 @@ class Reading:
         if batch != after + 1:
             raise UnavailableError(
                 f"batch {batch} came after batch {after}: something else than Spark has changed its progress log {self.log.folder} in "
-                f"{self.log.storage.uri}; the job goes back to its checkpoint, with a log of its own",
+                f"{self.log.place.uri}; the job goes back to its checkpoint, with a log of its own",
                 batch=batch,
                 expected=after + 1,
             )

@@ -25,11 +25,13 @@ from penstock.log_fields import about
 from penstock.long_work import working
 from penstock.savepoint.create import ReportProgress, create_savepoint, made_before
 from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
-from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.storage import HdfsStorage, LocalStorage, ObjectStorage, Storage, open_storage
 from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
 
+OPENED_BY_ADDRESS = (LocalStorage, ObjectStorage, HdfsStorage)
+"""Storages that another process of this machine can open: their address and its environment are enough."""
 TOKEN_DIGITS = 8
 ATTEMPT_DIGITS = 8
 
@@ -215,7 +217,7 @@ def create_in_child_process(
         _refuse_if(given_up())
         report(done, of)
 
-    if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
+    if not (isinstance(job_storage, OPENED_BY_ADDRESS) and isinstance(to, OPENED_BY_ADDRESS)):
         return create_savepoint(
             job_storage, completed, to, token=token, committed=committed, report=report_unless_given_up
         )

@@ -55,6 +55,11 @@ class PartitionedLog:
     def __init__(
         self, path: str | Path, schema: Columns | None = None, partitions: int | None = None
     ) -> None:
+        if "://" in str(path):
+            raise ConfigError(
+                f"a PartitionedLog is a folder on a local or shared disk, not {path}: give a path, or read another source",
+                path=str(path),
+            )
         self.path = Path(path).expanduser().absolute()
         ddl = None if schema is None else schema_ddl(schema)
         if ddl is not None:

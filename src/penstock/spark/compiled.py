@@ -39,6 +39,7 @@ from penstock.guarantee import Guarantee
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Node, Operator
 from penstock.places import AT, Place, place_in_user_code
+from penstock.recovery.progress_log import place_of_log
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
 from penstock.spark.failure_messages import brief_text
@@ -318,6 +319,7 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
     """The job as `run` and `recovery` see it."""
     at_most_once = job.checkpoint.delivery_mode is Mode.AT_MOST_ONCE
     numbers = stream_numbers(job.graph.sources)
+    working_folder = job_dir(job.local_dir, job.name, job.storage.uri)
     return JobSpec(
         name=job.name,
         owner=owner,
@@ -326,7 +328,7 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
         checkpoint=job.checkpoint,
         parallelism=job.parallelism,
         max_parallelism=job.max_parallelism,
-        working_folder=job_dir(job.local_dir, job.name, job.storage.uri),
+        working_folder=working_folder,
         local_recovery=job.local_recovery,
         layouts={uid: operator.layout for uid, operator in compiled.operators.items()},
         upstream=job.graph.upstream_operators(),
@@ -343,6 +345,7 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
         streams={uid: len(own) for uid, own in numbers.items()},
         numbers=numbers,
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),
+        log_place=place_of_log(job.storage, working_folder, owner),
         shows_rows=job.show_rows,
     )
 

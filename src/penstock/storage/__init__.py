@@ -4,6 +4,9 @@ Called by snapshot (state files), checkpoint (metadata) and ownership (claims), 
 """
 
 from penstock.storage.base import Storage
-from penstock.storage.local import LocalStorage, open_job_storage, open_storage
+from penstock.storage.hdfs import HdfsStorage
+from penstock.storage.local import LocalStorage
+from penstock.storage.object import ObjectStorage
+from penstock.storage.open import open_job_storage, open_storage
 
-__all__ = ["LocalStorage", "Storage", "open_job_storage", "open_storage"]
+__all__ = ["HdfsStorage", "LocalStorage", "ObjectStorage", "Storage", "open_job_storage", "open_storage"]

@@ -8,11 +8,12 @@ A caller may rely on this:
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.errors import UnavailableError
+from penstock.errors import ConfigError, UnavailableError
 from penstock.ids import SYSTEM_RANDOMNESS, SubtaskId
 
 
@@ -86,6 +87,32 @@ class Storage(ABC):
         self.put(probe, b"penstock")
         self.get(probe)
         self.delete([probe])
+
+    def _check_all_operations(self) -> None:
+        """Try what a job needs, and that of two creates of one name one alone succeeds. Leaves nothing behind."""
+        folder = f"_probe-{SYSTEM_RANDOMNESS.token()}"
+        names = [f"{folder}/created", f"{folder}/put"]
+        self.put(names[1], b"")
+        try:
+            problem = self._problem(folder, names)
+        except BaseException:
+            with contextlib.suppress(UnavailableError):
+                self.delete(names)
+            raise
+        self.delete(names)
+        if not problem and self.names(folder):
+            problem = "a listing shows what was just deleted"
+        if problem:
+            raise ConfigError(
+                f"storage {self.uri} cannot hold a job: {problem}; nothing was started; use another store",
+                storage=self.uri,
+            )
+
+    def _problem(self, folder: str, names: list[str]) -> str:
+        won = [self.create(names[0], data) for data in (b"first", b"second")]
+        if won != [True, False] or self.get(names[0]) != b"first":
+            return "a second create of one name replaces the first, so two runs could own it"
+        return "" if self.names(folder) == names else "a listing does not show what was just written"
 
     def _unavailable(self, operation: str, name: str, cause: str, error: OSError) -> UnavailableError:
         """The error for an operation that failed."""

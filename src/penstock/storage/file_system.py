@@ -73,11 +73,16 @@ def checked_prefix(prefix: str) -> str:
     return checked_file_name(folder) if folder else ""
 
 
-def temporary_name() -> str:
-    """Return a new name that `Storage.names` does not list."""
-    return f".tmp-{SYSTEM_RANDOMNESS.token()}"
+def temporary_name(token: str = "") -> str:
+    """Return a new name that `Storage.names` does not list. `token`: what to draw it from, of 32 hexadecimal digits."""
+    return f".tmp-{token or SYSTEM_RANDOMNESS.token()}"
 
 
 def is_temporary(name: str) -> bool:
     """Return whether the last part of `name` is that of a temporary file."""
     return _TEMPORARY.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def no_local_file(name: str, local: Path) -> FileNotFoundError:
+    """The error for a local file that is to be uploaded and is not there."""
+    return FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))

@@ -15,27 +15,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import UnavailableError
 from penstock.storage.base import Storage
 from penstock.storage.file_system import (
     checked_file_name,
     checked_prefix,
     is_temporary,
     link_or_copy,
+    no_local_file,
     sync_file,
     sync_folder,
     temporary_name,
 )
-from penstock.storage.place_checks import refuse_blocked, refuse_place, refuse_scheme
+from penstock.storage.place_checks import refuse_place
 
 _ADVICE = {
     errno.ENOSPC: "disk full; free space there or move the storage",
@@ -125,13 +124,13 @@ class LocalStorage(Storage):
         """Upload with a hard link if the file system allows it."""
         target = self._path(name)
         if not local.is_file():
-            raise _no_local_file(name, local)
+            raise no_local_file(name, local)
         try:
             with self._failures("upload", name):
                 self._appear(target, lambda temporary: _link_synced(local, temporary), os.replace)
         except UnavailableError as error:
             if not local.is_file():  # deleted in between, which is no fault of the storage
-                raise _no_local_file(name, local) from error
+                raise no_local_file(name, local) from error
             raise
 
     @override
@@ -301,10 +300,6 @@ class LocalStorage(Storage):
             raise self._unavailable(operation, name, f"{cause} ({error})", error) from error
 
 
-def _no_local_file(name: str, local: Path) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
-
-
 def _is(entry: os.DirEntry[str], is_wanted: Callable[[os.DirEntry[str]], bool]) -> bool:
     """Return whether an entry is wanted; an entry that cannot be read is not, and does not hide others."""
     try:
@@ -353,43 +348,3 @@ def _link_synced(source: Path, target: Path) -> None:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-
-
-def open_job_storage(storage: str | Path, job: str) -> Storage:
-    """Return the folder of a job below what the user gave as `storage=`."""
-    if isinstance(storage, Path):
-        return open_storage(storage / job)
-    _check_given(storage)
-    return open_storage(f"{storage.rstrip('/')}/{job}")
-
-
-def open_storage(uri: str | Path) -> Storage:
-    """Return the storage at a path or a `file:` URI. Refuses a path that is not a folder; creates nothing."""
-    opened = _opened(uri)
-    refuse_blocked(opened.root, "storage")
-    return opened
-
-
-def _opened(uri: str | Path) -> LocalStorage:
-    if isinstance(uri, Path):
-        return LocalStorage(uri)
-    _check_given(uri)
-    if not _SCHEME.match(uri):
-        return LocalStorage(uri)
-    parts = urlsplit(uri)
-    if parts.scheme != "file":
-        raise refuse_scheme(uri, parts.scheme)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise ConfigError(
-            f"storage {uri!r} names the host {parts.netloc!r}; write file:///path with three slashes",
-            storage=uri,
-        )
-    return LocalStorage(unquote(parts.path))
-
-
-def _check_given(uri: object) -> None:
-    if not isinstance(uri, str) or not uri.strip():
-        raise ConfigError(f"storage is {uri!r}: give a path such as '/var/lib/penstock'", storage=uri)

@@ -6,6 +6,8 @@ would start without its state.
 Some file systems break fencing. The owner of a job is read from a folder: a run lists it after another run has claimed the job,
 and must see the claim. NFS lists folders from a cache by default, up to a minute old; mounted with `noac` or `actimeo=0` it
 asks the server each time. Mounts of object stores have neither current listings nor a create with one winner.
+
+Addresses of stores are checked here, too: what may be in one, and above all what may not.
 """
 
 from __future__ import annotations
@@ -150,38 +152,32 @@ def _unescaped(text: str) -> str:
 _FOLDERS_OF_MOUNTS = (PurePosixPath("/mnt"), PurePosixPath("/media"), PurePosixPath("/Volumes"))
 """Folders directly below these are mount points by convention; Penstock does not create them."""
 
-_OBJECT_STORES = {
-    "s3": "Amazon S3",
-    "s3a": "Amazon S3",
-    "s3n": "Amazon S3",
-    "gs": "Google Cloud Storage",
-    "gcs": "Google Cloud Storage",
-    "abfs": "Azure Storage",
-    "abfss": "Azure Storage",
-    "wasb": "Azure Storage",
-    "wasbs": "Azure Storage",
-    "az": "Azure Storage",
-    "dbfs": "a Databricks file system",
+_ELSEWHERE = {
+    "s3a": ("Amazon S3", "s3://bucket/path"),
+    "s3n": ("Amazon S3", "s3://bucket/path"),
+    "gcs": ("Google Cloud Storage", "gs://bucket/path"),
+    "abfs": ("Azure Storage", "az://container/path"),
+    "abfss": ("Azure Storage", "az://container/path"),
+    "wasb": ("Azure Storage", "az://container/path"),
+    "wasbs": ("Azure Storage", "az://container/path"),
+    "viewfs": ("a Hadoop file system", "hdfs://namenode:8020/path"),
+    "webhdfs": ("a Hadoop file system", "hdfs://namenode:8020/path"),
+    "swebhdfs": ("a Hadoop file system", "hdfs://namenode:8020/path"),
 }
-_HADOOP = frozenset({"hdfs", "viewfs", "webhdfs", "swebhdfs", "har", "ofs", "o3fs"})
 _INSTEAD = (
     "give a path on a local disk, or on a file system that is mounted at the same path on the driver and every executor, such as "
-    "'/var/lib/penstock'"
+    "'/var/lib/penstock', or an address with s3://, gs://, az:// or hdfs://"
 )
 
 
 def refuse_scheme(uri: str, scheme: str) -> ConfigError:
-    """The error for an address that is not a path of this machine."""
-    if scheme in _OBJECT_STORES:
-        what = (
-            f"is in {_OBJECT_STORES[scheme]}. A job cannot be kept there yet: Penstock needs to create a file that only one of two "
-            "runs can create; otherwise both would own the job"
-        )
-    elif scheme in _HADOOP:
-        what = "is on a Hadoop file system. A job cannot be kept there: Penstock writes files of the operating system only"
+    """The error for an address that is neither a path of this machine nor in a store that Penstock opens."""
+    what, instead = _ELSEWHERE.get(scheme, ("", ""))
+    if what:
+        text = f"names {what} in a way that Penstock does not read; write {instead}"
     else:
-        what = f"has the scheme {scheme!r}, which Penstock cannot open"
-    return ConfigError(f"storage {uri!r} {what}; {_INSTEAD}", storage=uri, scheme=scheme)
+        text = f"has the scheme {scheme!r}, which Penstock cannot open; {_INSTEAD}"
+    return ConfigError(f"storage {uri!r} {text}", storage=uri, scheme=scheme)
 
 
 def refuse_blocked(path: Path, what: str) -> None:
@@ -231,3 +227,69 @@ def _missing_mount(path: Path) -> Path | None:
         if PurePosixPath(part.parent) in _FOLDERS_OF_MOUNTS and not part.exists():
             return part
     return None
+
+
+# ── addresses of stores ────────────────────────────────────────────────────────────────────────
+
+_AUTHORITY = {
+    "s3": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+    "gs": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+    "az": re.compile(r"[$A-Za-z0-9][A-Za-z0-9-]*"),
+    "hdfs": re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]*(?::\d+)?)?"),
+}
+"""What comes after the two slashes: a bucket, a container, or a name node. The one of HDFS may be missing: then `fs.defaultFS` is meant."""
+
+REMOTE_SCHEMES = frozenset(_AUTHORITY)
+_FORMS = {
+    "s3": "s3://bucket/path",
+    "gs": "gs://bucket/path",
+    "az": "az://container/path",
+    "hdfs": "hdfs://namenode:8020/path",
+}
+_FORBIDDEN = re.compile(r"[?#\\\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class RemotePlace:
+    """A folder in a store. What a person wrote is taken as it is: nothing is escaped or unescaped."""
+
+    scheme: str
+    bucket: str
+    folder: str
+    """Without slashes at its ends; '' for the whole bucket."""
+
+    @property
+    def uri(self) -> str:
+        """The address, as a person would write it."""
+        return f"{self.scheme}://{self.bucket}{f'/{self.folder}' if self.folder else ''}"
+
+    def key(self, name: str) -> str:
+        """The full name of a file."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+
+def place_of(uri: str) -> RemotePlace:
+    """Read an address; raises `ConfigError` for one that names no place, or has more in it."""
+    scheme, _, rest = uri.partition("://")
+    bucket, _, folder = rest.partition("/")
+    refuse_userinfo(uri)
+    folder = folder.rstrip("/")
+    if _FORBIDDEN.search(rest) or any(part in ("", ".", "..") for part in folder.split("/") if folder):
+        problem = "it must be a plain path, without '?', '#', '..' and empty parts; settings come from the environment"
+    elif not _AUTHORITY[scheme].fullmatch(bucket) or (scheme == "hdfs" and not folder):
+        problem = "that names no place"
+    else:
+        return RemotePlace(scheme, bucket, folder)
+    raise ConfigError(f"storage {uri!r}: {problem}; write {_FORMS[scheme]}", storage=uri)
+
+
+def refuse_userinfo(uri: str) -> None:
+    """Refuse an address with a user or a password in it, without repeating it: addresses are shown, logged and stored."""
+    scheme, slashes, rest = uri.partition("://")
+    userinfo, at, _ = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    if slashes and at and (":" in userinfo or scheme in REMOTE_SCHEMES):
+        raise ConfigError(
+            f"the storage address {scheme}://... has a user name or a key before its '@', and addresses are shown and stored: leave it "
+            "out; credentials come from the environment or the platform",
+            scheme=scheme,
+        )

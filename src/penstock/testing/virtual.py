@@ -109,3 +109,30 @@ class VirtualStorage(Storage):
         for name in list(names):
             if self._files.pop(checked_file_name(name), None) is not None:
                 self._names.remove(name)
+
+
+class VirtualObjectStore(VirtualStorage):
+    """The same with the conditional put of an object store, see `exclusive_create.ConditionalStore`."""
+
+    def __init__(self, uri: str = "virtual://object-store") -> None:
+        super().__init__(uri)
+        self._tokens: dict[str, str] = {}
+        self.stored: set[str] = set()
+        """The tokens of all files that were ever stored as new ones."""
+
+    @override
+    def put(self, name: str, data: bytes) -> None:
+        super().put(name, data)
+        self._tokens.pop(name, None)
+
+    def put_new(self, name: str, data: bytes, token: str) -> bool:
+        """Store a file with its token, if the name is free."""
+        if not self.create(name, data):
+            return False
+        self._tokens[name] = token
+        self.stored.add(token)
+        return True
+
+    def token_of(self, name: str) -> str | None:
+        """The token with which a file was stored; None if there is no file."""
+        return None if self.size(name) is None else self._tokens.get(name, "")

@@ -89,7 +89,7 @@ class Driver:
         self._until_us: int | None = None
         """The time at which all input was read: what is due by the clock later is left to the next run."""
         self._drained = not site.workload.drains
-        self._query = SimulatedQuery(site.storage, start.log.folder, site.source, tuple(spec.streams))
+        self._query = SimulatedQuery(site.storage, start.log, site.source, tuple(spec.streams))
         self._batch: Iterator[None] | None = None
         self._finished = NO_CHECKPOINT
         """The last batch of this run that is finished."""
@@ -284,7 +284,9 @@ class Driver:
         query, source = self._query, self._site.source
         query.plan(lambda: source.cut(query.positions, query.end, self._work.batch_size, self._rng))
         records = list(source.between(query.positions, query.until))
-        yield from self._run(self._engine.begin_batch(query.next_batch, NO_MAILBOX), records)
+        under_way = self._engine.begin_batch(query.next_batch, NO_MAILBOX)
+        query.begun()
+        yield from self._run(under_way, records)
         query.done()
 
     def _run_empty(self, begin: Callable[[Address], BatchUnderWay]) -> Iterator[None]:

@@ -12,11 +12,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
+from typing_extensions import override
 
+from penstock.clock import Clock
 from penstock.errors import UnavailableError
+from penstock.ids import Randomness
 from penstock.storage import Storage
+from penstock.storage.exclusive_create import create_once
 from penstock.storage.forwarding import Operation
 from penstock.testing.faulty_storage import FaultyStorage, SimulatedCrash
+from penstock.testing.virtual import VirtualObjectStore
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -155,3 +160,55 @@ class WatchedStorage(FaultyStorage):
         if fails:
             raise UnavailableError(f"simulated: {operation} {name!r} was performed, the answer is lost")
         return result
+
+
+class WatchedObjectStore(WatchedStorage):
+    """An object store: a create is a conditional put and, in doubt, a look at the token; each of them is an I/O call.
+
+    With probability `lost_answers` the answer to the put is wrong: nothing was stored, or it was and the call fails, or it was and the
+    store says that the name exists, because the client has tried twice.
+    """
+
+    def __init__(
+        self,
+        inner: VirtualObjectStore,
+        lifeline: Lifeline,
+        rng: random.Random,
+        *,
+        flakiness: float,
+        lost_answers: float,
+        clock: Clock,
+    ) -> None:
+        super().__init__(inner, lifeline, rng, flakiness=flakiness)
+        self._store = inner
+        self._lost_answers = lost_answers
+        self._wall = clock
+
+    @override
+    def create(self, name: str, data: bytes) -> bool:
+        token = Randomness(self._rng).token()
+        won = create_once(self, name, data, token=token, sleep=self._wall.sleep)
+        if won != (token in self._store.stored):
+            raise Violation(
+                f"a create of {name!r} has {'lost and won' if won else 'won and lost'}: first in the store, then by its answer"
+            )
+        return won
+
+    def put_new(self, name: str, data: bytes, token: str) -> bool:
+        """Store a file with its token, and sometimes give a wrong answer."""
+        is_lost = self._rng.random() < self._lost_answers
+        how = self._rng.choice(("not stored", "stored, failed", "stored, exists")) if is_lost else ""
+        if how == "not stored":
+            return self._perform("create", name, lambda: _refuse(name))
+        stored = self._perform("create", name, lambda: self._store.put_new(name, data, token))
+        if how == "stored, failed":
+            _refuse(name)
+        return stored and not how
+
+    def token_of(self, name: str) -> str | None:
+        """The token with which a file was stored."""
+        return self._perform("get", name, lambda: self._store.token_of(name))
+
+
+def _refuse(name: str) -> bool:
+    raise UnavailableError(f"simulated: the answer to the conditional put of {name!r} is lost")

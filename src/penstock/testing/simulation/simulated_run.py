@@ -33,11 +33,13 @@ from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.counting import TIME
 from penstock.testing.simulation.driver import Driver
 from penstock.testing.simulation.external import FlakySink, Row, SimulatedSink, TableWriter
-from penstock.testing.simulation.lifeline import Lifeline, Violation, WatchedStorage
+from penstock.testing.simulation.lifeline import Lifeline, Violation, WatchedObjectStore, WatchedStorage
 from penstock.testing.simulation.site import JOB, Conditions, Machines, Sinks, Site
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.workload import MAX_PARALLELISM, Fault, SinkKind, fault_of
-from penstock.testing.virtual import VirtualStorage
+from penstock.testing.virtual import VirtualObjectStore, VirtualStorage
+
+MOVES_TO_ANOTHER_MACHINE = 0.5
 
 
 class SavepointStart:
@@ -165,11 +167,10 @@ class SimulatedRun:
         work, run = self._site.workload, self._conditions.index
         topology, conditions = self._site.topology_of(run), self._conditions
         sources = work.sources(run, self._site.source.uids)
-        storage = WatchedStorage(self._site.storage, lifeline, conditions.rng, flakiness=conditions.flakiness)
         return JobSpec(
             name=JOB,
             owner=JOB,
-            storage=storage,
+            storage=self._watched(lifeline),
             backend=backend_named(work.backend_of(run)),
             checkpoint=work.settings(run),
             parallelism=work.parallelism(run),
@@ -183,7 +184,27 @@ class SimulatedRun:
             event_times=dict.fromkeys(sources, TIME) if work.timers else {},
             timed_by=dict.fromkeys(topology.operators, frozenset(sources if work.timers else ())),
             replayable=[True] * len(sources),
+            log_place=WatchedStorage(self._disk(), lifeline, conditions.rng) if work.object_store else None,
         )
+
+    def _watched(self, lifeline: Lifeline) -> Storage:
+        site, conditions = self._site, self._conditions
+        if not isinstance(site.storage, VirtualObjectStore):
+            return WatchedStorage(site.storage, lifeline, conditions.rng, flakiness=conditions.flakiness)
+        return WatchedObjectStore(
+            site.storage,
+            lifeline,
+            conditions.rng,
+            flakiness=conditions.flakiness,
+            lost_answers=conditions.lost_answers,
+            clock=site.clock,
+        )
+
+    def _disk(self) -> VirtualStorage:
+        """Of the driver's machine: often another one than in the run before."""
+        if self._conditions.rng.random() < MOVES_TO_ANOTHER_MACHINE:
+            self._site.disk = VirtualStorage(self._site.disk.uri)
+        return self._site.disk
 
     def _make_sinks(self, lifeline: Lifeline) -> Sinks:
         flakiness = self._conditions.flakiness

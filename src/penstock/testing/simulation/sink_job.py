@@ -160,6 +160,7 @@ class SinkJob:
             drops_attempts=self._drops_attempts,
             mischief=0.0,
             flakiness=0.0,
+            lost_answers=0.0,
             alone=True,
         )
         self._runs += 1

@@ -197,6 +197,8 @@ class Site:
     source: ScriptedSource
     storage: Storage = field(default_factory=VirtualStorage)
     """The job's storage, without faults."""
+    disk: VirtualStorage = field(default_factory=lambda: VirtualStorage("file:///driver"))
+    """Where Spark's log lies if the storage is an object store. A driver on another machine has another one."""
     external: External = field(default_factory=External)
     clock: VirtualClock = field(default_factory=VirtualClock)
     orphans: list[Work] = field(default_factory=list)
@@ -241,5 +243,6 @@ class Conditions:
     drops_attempts: float
     mischief: float
     flakiness: float
+    lost_answers: float
     alone: bool
     """Whether no process of an earlier run is left: then its machine may have crashed, and damaged its files."""

@@ -17,13 +17,14 @@ from penstock.ids import SparkBatch
 from penstock.operators.outputs import BAD, RESULTS, declared_sides, side_tags, untagged
 from penstock.operators.process.task import ProcessSpec
 from penstock.ownership.claim import newest_run
-from penstock.recovery.progress_log import positions
+from penstock.recovery.progress_log import ProgressLog, positions
 from penstock.run.assignment import Answer, Assignment
 from penstock.run.sink_writer import SinkWriter
 from penstock.run.subtask import Subtask
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.mailbox import Message
 from penstock.storage import Storage
+from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row
 from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.site import Conditions, Machines, VirtualExecutor
@@ -39,14 +40,21 @@ class SimulatedQuery:
     Each source lists what it has read, and records the start that it chose when it had no position: `sources/<its place>/...`.
     """
 
-    def __init__(self, storage: Storage, folder: str, source: ScriptedSource, uids: Sequence[str]) -> None:
-        self._storage = storage
-        self._folder = folder
+    def __init__(
+        self, storage: Storage, log: ProgressLog, source: ScriptedSource, uids: Sequence[str]
+    ) -> None:
+        self._job = storage
+        self._storage = _without_faults(log.place) if log.is_disposable else storage
+        """Where the log lies."""
+        self._folder = log.folder
+        folder = self._folder
+        self._choices_count = not log.is_disposable
+        """Whether what a source has chosen counts at once: if the log can be lost, it counts when it is recorded."""
         self._source = source
         self._uids = uids
         """The sources of the query, in its order."""
         last = max((number for number, name in self._numbered("offsets")), default=-1)
-        done = last >= 0 and f"{folder}/commits/{last}" in storage.names(f"{folder}/commits")
+        done = last >= 0 and f"{folder}/commits/{last}" in self._storage.names(f"{folder}/commits")
         self.next_batch = SparkBatch(last + 1 if done else max(last, 0))
         self.end = source.end_of(uids)
         self.positions = self._begin(self._entry(self.next_batch - 1) if self.next_batch else {})
@@ -70,6 +78,12 @@ class SimulatedQuery:
                 self._put(f"{_read(place)}/{read}{'.compact' if compacts else ''}", json.dumps(until[uid]))
         self.until, self._noted = self._source.at(self._entry(batch)), self._read_until(batch)
 
+    def begun(self) -> None:
+        """The batch has begun: where its sources began is in the job's storage, and no later run may choose again."""
+        if not self._choices_count and newest_run(self._job) == int(self._folder.rpartition("/")[2]):
+            for uid in self._uids:
+                self._source.decide_start(uid)
+
     def done(self) -> None:
         """Record that the batch is over."""
         self._put(f"commits/{self.next_batch}", 'v1\n{"nextBatchWatermarkMs":0}')
@@ -89,7 +103,8 @@ class SimulatedQuery:
         name = f"{self._folder}/sources/{place}/start/0"
         if name not in self._storage.names(f"{self._folder}/sources"):
             self._refuse_if_replaced()  # decisions of a zombie do not count
-            self._storage.put(name, json.dumps(self._source.decide_start(uid)).encode())
+            choose = self._source.decide_start if self._choices_count else self._source.next_start
+            self._storage.put(name, json.dumps(choose(uid)).encode())
         return int(json.loads(self._storage.get(name)))
 
     def _check_where_it_is(self) -> None:
@@ -112,7 +127,7 @@ class SimulatedQuery:
                 )
 
     def _refuse_if_replaced(self) -> None:
-        if newest_run(self._storage) > int(self._folder.rpartition("/")[2]):
+        if newest_run(self._job) > int(self._folder.rpartition("/")[2]):
             raise UnavailableError(f"{self._folder} is not whole: another run has taken the job over")
 
     def _read_until(self, batch: int) -> dict[str, int]:
@@ -130,6 +145,11 @@ class SimulatedQuery:
 
     def _put(self, name: str, text: str) -> None:
         self._storage.put(f"{self._folder}/{name}", text.encode())
+
+
+def _without_faults(place: Storage) -> Storage:
+    """Spark does not crash while it writes its log."""
+    return place.inner if isinstance(place, ForwardingStorage) else place
 
 
 def _read(place: int) -> str:

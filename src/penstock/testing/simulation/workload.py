@@ -101,6 +101,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """In which orders the sources come; 0: always in the same."""
     interventions: tuple[Intervention | None, ...] = ()
     """Before the first run, the second, ...; never in a job at most once."""
+    object_store: bool = False
+    """The storage is an object store, and Spark's log lies on the driver's machine, which is another one in some runs."""
+    lost_answers: float = 0.0
+    """How likely, in a troubled run, the answer to a conditional put of it is wrong."""
     wants: float = 0.0
     """The weight of a request for an immediate checkpoint among the possible next steps."""
     readers: float = 0.0
@@ -205,6 +209,12 @@ def random_workload(seed: int) -> Workload:
     if drawn.emits_once:  # which tests little if every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
+
+
+def on_an_object_store(drawn: Workload, seed: int) -> Workload:
+    """The same job with an object store for its storage, which loses answers as the seed says."""
+    rng = random.Random(f"object store {seed}")  # noqa: S311 - replayable on purpose
+    return msgspec.structs.replace(drawn, object_store=True, lost_answers=rng.choice([0.05, 0.3, 0.6]))
 
 
 def _with_other_sources(drawn: Workload, seed: int) -> Workload:
@@ -323,6 +333,10 @@ class ScriptedSource:
         first = uid not in self._asked
         self._asked.add(uid)
         return 0 if first else self.end[self.uids.index(uid)]
+
+    def next_start(self, uid: str) -> int:
+        """What `decide_start` would return, for a choice that does not count yet."""
+        return self.end[self.uids.index(uid)] if uid in self._asked else 0
 
     def forget(self) -> None:
         """Treat the next call as the first: the job has started with new state."""

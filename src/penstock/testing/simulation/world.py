@@ -29,6 +29,7 @@ from penstock.testing.simulation.lifeline import Fate, Lifeline, SimulatedProces
 from penstock.testing.simulation.simulated_run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
 from penstock.testing.simulation.workload import Intervention, ScriptedSource, Workload
+from penstock.testing.virtual import VirtualObjectStore
 
 
 class Reader:
@@ -169,6 +170,8 @@ class World:
         self._rng = self._random("world")
         source = ScriptedSource(workload.partitions, workload.records, workload.keys, self._random("source"))
         self.site = Site(workload, root, source)
+        if workload.object_store:
+            self.site.storage = VirtualObjectStore()
         self.audit = Audit(self.site)
         self.site.listener = self.audit
         self.site.on_restored = self._restored
@@ -287,6 +290,7 @@ class World:
             drops_attempts=work.mischief,
             mischief=work.mischief if troubled else 0.0,
             flakiness=work.flakiness if troubled else 0.0,
+            lost_answers=work.lost_answers if troubled else 0.0,
             alone=not self._zombies and not self.site.orphans,
         )
 
