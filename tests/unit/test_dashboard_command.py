@@ -110,7 +110,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, refused: Callable[..., str]
     assert "needs a token" in refused(tmp_path, "--ui", "0.0.0.0:0")
     assert "has no port" in refused(tmp_path, "--ui", "nowhere")
     assert "cannot be read" in refused(tmp_path, "--token-file", tmp_path / "missing")
-    assert "s3" in refused("s3://bucket/jobs")
+    assert "ftp" in refused("ftp://host/jobs")
     assert "STORAGE" in refused()
 
 

@@ -16,6 +16,7 @@ THEY_DO = {
     "checkpoint/commits.py": "a commit is tried until it succeeds",
     "spark/failure_messages.py": "says how often",
     "status/health.py": "of commits, which are",
+    "storage/object.py": "names a setting of the client, which does",
 }
 """Who says that something is tried again is who does it. Whoever only meets a failure does not know what becomes of it."""
 
