@@ -335,7 +335,10 @@ def test_an_operator_whose_results_are_not_read(spark, ledger, tmp_path):
     clicks.select("note").write_to(ledger.files(), uid="out")
     job.run(available_now=True)
     assert len(ledger.rows()) == 180
-    totals = ps.read_state(spark, ledger.root / "store", "pv").state("dangling").collect()
+    with ps.read_state(
+        spark, ledger.root / "store", "pv"
+    ) as state:  # else its hold outlives the folder, and warns in other tests
+        totals = state.state("dangling").collect()
     assert sum(row.total for row in totals) == 3 * sum(n * 1.5 for n in range(60))
 
 
