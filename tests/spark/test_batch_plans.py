@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
 
 import py4j.clientserver
@@ -81,7 +82,9 @@ def write_events(folder, batches: int, rows: int = 60) -> list[dict]:
             "tags": pa.map_(pa.string(), pa.int64()),
             "note": pa.string(),
         }
-        pq.write_table(pa.Table.from_pylist(events, pa.schema(kinds)), folder / f"{batch:03}.parquet")
+        file = folder / f"{batch:03}.parquet"
+        pq.write_table(pa.Table.from_pylist(events, pa.schema(kinds)), file)
+        os.utime(file, (1_700_000_000 + batch,) * 2)  # Spark orders files by milliseconds
         written += events
     return written
 
